@@ -1,0 +1,1 @@
+"""Lossless speculative decoding: draft, verify, accept, commit."""

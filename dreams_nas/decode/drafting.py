@@ -1,0 +1,165 @@
+"""The draft's side of a round: committed rows in, drafted tokens out.
+
+Shapes: P prompt tokens, A rows to commit, W rows of a step, N nodes, D hidden, F tapped features,
+K best guesses per row.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dreams_nas.decode.plan import TreePlan, extend_mask
+from dreams_nas.draft.cache import DraftCache
+from dreams_nas.draft.layers import Rotary, build_rotary, forward_rows, fuse, head
+from dreams_nas.draft.model import DraftModel
+from dreams_nas.draft.visual import kept_rows
+from dreams_nas.draft.weights import DraftWeights
+from dreams_nas.targets.protocol import PrefillOutput, Target, TargetInputs
+
+
+@dataclass(frozen=True)
+class ReadyDraft:
+    """A draft bound to its target, ready to decode."""
+
+    weights: DraftWeights
+    vocab_ids_W: Tensor | None
+    """Target id of each proposable token; None when all are, in the target's order."""
+    target_layer_ids: tuple[int, ...]
+    keep_ratio: float
+    rotary: Rotary
+    """Of every position a draft row can have, [S, E]."""
+
+    @property
+    def wants_importance(self) -> bool:
+        """Whether image tokens must be ranked: not when all or none are kept."""
+        return 0 < self.keep_ratio < 1
+
+
+def ready_draft(draft: DraftModel, target: Target) -> ReadyDraft:
+    """Bind a draft to its target.
+
+    Raises:
+        UserError: The draft belongs to another target.
+    """
+    config, spec = draft.config, target.spec
+    config.require_target(spec.tokenizer_hash, spec.embedding_hash, spec.name)
+    with torch.inference_mode():
+        weights = draft.weights(target.head_weight_VD)
+        positions = torch.arange(spec.max_positions, device=target.device)
+        ids_W = draft.vocab_ids_W
+        in_order = torch.equal(ids_W, torch.arange(spec.dims.vocab, device=ids_W.device))
+        return ReadyDraft(
+            weights=weights,
+            vocab_ids_W=None if in_order else ids_W,
+            target_layer_ids=config.sizes.target_layer_ids,
+            keep_ratio=config.arch.keep_ratio,
+            rotary=build_rotary(weights.inv_freq, positions, target.dtype),
+        )
+
+
+class DraftSession:
+    """Drafts for one sequence. Its methods never look at a value on the host."""
+
+    def __init__(self, draft: ReadyDraft, target: Target, plan: TreePlan, capacity: int) -> None:
+        """Allocate the cache for `capacity` committed rows besides a round's self-fed ones."""
+        self._draft = draft
+        self._target = target
+        self._plan = plan
+        self._cache = DraftCache(draft.weights, capacity + plan.num_self_fed)
+        self._position = 0
+        self._state_1D: Tensor | None = None
+
+    @property
+    def cache(self) -> DraftCache:
+        """Keys and values; committed rows only between rounds."""
+        return self._cache
+
+    def prefill(self, prefill: PrefillOutput, first_token_1: Tensor, inputs: TargetInputs) -> None:
+        """Commit the rows of the prompt, dropped image tokens left out.
+
+        Args:
+            prefill: The target's prefill.
+            first_token_1: The token it chose, int64.
+            inputs: The prompt.
+        """
+        length = len(inputs.input_ids_T)
+        rows_R = kept_rows(
+            length,
+            inputs.image_spans,
+            self._draft.keep_ratio,
+            prefill.importance_T,
+            self._target.device,
+        )
+        embeddings_PD = torch.cat(
+            [prefill.embeddings_TD[1:], self._target.embed(first_token_1)], dim=0
+        )
+        rotary = Rotary(self._draft.rotary.cos[rows_R], self._draft.rotary.sin[rows_R])
+        self._commit(embeddings_PD[rows_R], prefill.features_TF[rows_R], rotary)
+        self._position = length
+
+    def sync(self, tokens_A: Tensor, features_AF: Tensor) -> None:
+        """Commit the rows of the tokens gained last round, from their target features."""
+        stop = self._position + len(tokens_A)
+        self._commit(self._target.embed(tokens_A), features_AF, self._rotary(self._position, stop))
+        self._position = stop
+
+    def propose(self) -> Tensor:
+        """Draft the tree below the last committed token, [N] target ids in node order."""
+        assert self._state_1D is not None, "nothing is committed yet"
+        cache, states_WD = self._cache, self._state_1D
+        tokens: list[Tensor] = []
+        for depth, level in enumerate(self._plan.levels):
+            tokens.append(self._guess(states_WD, level.num_ranks, level.picks))
+            if not level.num_expanded:
+                break
+            fed_W = tokens[-1] if level.expanded is None else tokens[-1][level.expanded]
+            if level.state_rows is not None:
+                states_WD = states_WD[level.state_rows]
+            cache.open(level.num_expanded)
+            position = self._position + depth
+            states_WD = forward_rows(
+                self._draft.weights,
+                self._target.embed(fed_W)[None],
+                states_WD[None],
+                self._rotary(position, position + 1),
+                cache,
+                extend_mask(level.step_mask, cache.length),
+            )[0]
+        cache.rewind()
+        return torch.cat(tokens) if len(tokens) > 1 else tokens[0]
+
+    def _rotary(self, start: int, stop: int) -> Rotary:
+        return Rotary(self._draft.rotary.cos[start:stop], self._draft.rotary.sin[start:stop])
+
+    def _commit(self, embeddings_AD: Tensor, features_AF: Tensor, rotary: Rotary) -> None:
+        """Run committed rows; the state of the last one is where the next round starts."""
+        weights, num_rows = self._draft.weights, len(embeddings_AD)
+        mask = None
+        if num_rows > 1 and len(weights.layers) > 1:
+            mask_AA = torch.ones(num_rows, num_rows, dtype=torch.bool, device=rotary.cos.device)
+            visible = torch.nn.functional.pad(mask_AA.tril_(), (self._cache.length, 0), value=True)
+            mask = torch.zeros(visible.shape, dtype=features_AF.dtype, device=visible.device)
+            mask.masked_fill_(~visible, torch.finfo(mask.dtype).min)
+        self._cache.open(num_rows)
+        self._state_1D = forward_rows(
+            weights,
+            embeddings_AD[None],
+            fuse(weights, features_AF)[None],
+            rotary,
+            self._cache,
+            mask,
+            num_queries=1,
+        )[0]
+        self._cache.commit()
+
+    def _guess(self, states_WD: Tensor, num_ranks: int, picks: Tensor | None) -> Tensor:
+        """Best guesses of some rows, flattened row by row, then the nodes' own picked out."""
+        logits_WV = head(self._draft.weights, states_WD)
+        if num_ranks == 1:
+            ids = logits_WV.argmax(dim=-1)
+        else:
+            ids = logits_WV.topk(num_ranks, dim=-1).indices.flatten()
+        if picks is not None:
+            ids = ids[picks]
+        return ids if self._draft.vocab_ids_W is None else self._draft.vocab_ids_W[ids]

@@ -1,0 +1,1 @@
+"""The small model that proposes tokens: layers, rows, caches, checkpoints, unrolling."""

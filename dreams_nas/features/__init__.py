@@ -1,0 +1,1 @@
+"""The target's own answers with what it felt while giving them: inputs of training and replay."""

@@ -1,0 +1,1 @@
+"""What can be chosen: draft architectures, search spaces, draft trees. No torch."""

@@ -1,0 +1,1 @@
+"""The model being accelerated: the `Target` protocol and its adapters to Hugging Face families."""

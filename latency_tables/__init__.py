@@ -1,0 +1,1 @@
+"""Latency tables that come with dreams-nas, JSON in a folder per device."""
