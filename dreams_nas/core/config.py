@@ -9,7 +9,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticUndefined
 
 from dreams_nas.core.errors import UserError, nearest, unknown_message
@@ -29,15 +29,23 @@ class Config(BaseModel):
         protected_namespaces=(),
     )
 
-    @field_validator("*", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _no_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _no_bool_as_number(cls, data: Any) -> Any:
         """`true` where a number belongs is a slip, though Python counts it as 1."""
-        if isinstance(value, bool) and info.field_name is not None:
-            types = set(_leaf_types(cls.model_fields[info.field_name].annotation))
-            if bool not in types and types & {int, float}:
-                raise ValueError("should be a number, not true or false")
-        return value
+        if not isinstance(data, Mapping):
+            return data
+        # As text it is refused by the field itself, which then is the one that is named.
+        return {
+            name: str(value).lower() if isinstance(value, bool) and cls._is_number(name) else value
+            for name, value in data.items()
+        }
+
+    @classmethod
+    def _is_number(cls, name: str) -> bool:
+        field = cls.model_fields.get(name)
+        types = set() if field is None else set(_leaf_types(field.annotation))
+        return bool not in types and bool(types & {int, float})
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed, validated like a new one."""

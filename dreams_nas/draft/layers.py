@@ -44,8 +44,8 @@ def build_rotary(inv_freq: Tensor, positions: Tensor, dtype: torch.dtype) -> Rot
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:
     """Apply the rotary embedding: halves swapped, the sign already in the sines."""
     half = x.shape[-1] // 2
-    swapped: Tensor = torch.roll(x, half, dims=-1)
-    return x * rotary.cos + swapped * rotary.sin
+    rotated: Tensor = x * rotary.cos + torch.roll(x, half, dims=-1) * rotary.sin
+    return rotated
 
 
 def fuse(weights: DraftWeights, features: Tensor) -> Tensor:

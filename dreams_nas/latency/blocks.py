@@ -36,8 +36,8 @@ class BlockSpec(NamedTuple):
 
 SPECS: dict[Block, BlockSpec] = {
     "target_step": BlockSpec("one plain decoding step of the target, q = 1", (), True),
-    "verify": BlockSpec("one target pass over q = n + 1 rows; mask: chain or tree", ("mask",), True),
-    "target_prefill": BlockSpec("the target over a prompt of q rows, pixels included", (), False),
+    "verify": BlockSpec("a target pass over q = n + 1 rows; mask: chain or tree", ("mask",), True),
+    "target_prefill": BlockSpec("the target over a prompt of q rows with its pixels", (), False),
     "draft_layer": BlockSpec(
         "one decoder layer of the draft; position: first (it reads twice the hidden size) or next",
         ("num_kv_heads", "ffn", "position"),

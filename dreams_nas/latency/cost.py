@@ -33,26 +33,23 @@ class CostModel:
         self._fc = table.grid("draft_fc", taps=num_taps)
         self._head = table.grid("draft_head", vocab=sizes.vocab)
         self._fixed = {kind: table.grid("draft_fixed", kind=kind) for kind in ("sync", "step")}
-        self._host = {
-            part: table.grid("host", part=part) for part in ("tree", "accept", "commit")
-        }
+        self._host = {part: table.grid("host", part=part) for part in ("tree", "accept", "commit")}
         self._prefill = (
             table.grid("draft_prefill", depth=self.depth, taps=num_taps, **layer)
             if table.has_block("draft_prefill")
             else None
         )
 
-    @property
-    def max_verify_rows(self) -> int:
-        """Most rows q = n + 1 that a tree may have, as far as verify and host were measured."""
-        grids = (*self._verify.values(), *self._host.values())
+    def max_verify_rows(self, mask: str = "tree") -> int:
+        """Most rows q = n + 1 that a policy may have, as far as verify and host were measured."""
+        grids = (self._verify[mask], *self._host.values())
         return min(grid.q_range[1] for grid in grids)
 
     @property
     def max_step_rows(self) -> int:
         """Most rows w_d of a self-fed draft step that were measured."""
-        layers = (self._first,) if self._next is None else (self._first, self._next)
-        return min(grid.q_range[1] for grid in (*layers, self._head, self._fixed["step"]))
+        layers = [self._first] if self._next is None else [self._first, self._next]
+        return min(grid.q_range[1] for grid in [*layers, self._head, self._fixed["step"]])
 
     def t_ar(self, kv: ArrayLike) -> FloatArray:
         """One plain decoding step."""

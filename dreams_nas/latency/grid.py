@@ -96,8 +96,9 @@ class Grid:
     def _range_error(
         self, name: str, value: float, low: float, high: float, where: str = ""
     ) -> UserError:
-        measured = f"only {low:g} to {high:g} was measured" if low == low else "nothing was measured"
-        flag = f"--max-{name}" if not value < low else f"--min-{name}"
+        is_known = not np.isnan(low)
+        measured = f"only {low:g} to {high:g} was measured" if is_known else "nothing was measured"
+        flag = f"--min-{name}" if value < low else f"--max-{name}"
         return UserError(
             f"latency of {describe_group(self.key)}: {name} = {value:g}{where}, but {measured}; "
             f"a table is never extrapolated, measure it with `dreams-nas profile {flag} {value:g}`"

@@ -85,7 +85,7 @@ def predict_plain_ms(
     prompt_T = np.repeat(np.arange(len(num_steps_P)), num_steps_P)
     start_P = np.cumsum(num_steps_P) - num_steps_P
     kv_T = prompt_lengths_P[prompt_T] + np.arange(len(prompt_T)) - start_P[prompt_T]
-    return np.bincount(prompt_T, weights=costs.t_ar(kv_T), minlength=len(num_steps_P))
+    return _sum_by(prompt_T, costs.t_ar(kv_T), len(num_steps_P))
 
 
 def predict_speedup(costs: CostModel, tree: StaticTree, walk: Walk) -> Prediction:
@@ -106,9 +106,14 @@ def predict_speedup(costs: CostModel, tree: StaticTree, walk: Walk) -> Predictio
     round_ms_N = predict_round_ms(costs, tree, walk)
     plain_ms_P = predict_plain_ms(costs, walk.prompt_lengths_P, walk.answer_lengths_P)
     num_prompts = len(has_rounds_P)
-    rounds_ms_P = np.bincount(walk.prompt_N, weights=round_ms_N, minlength=num_prompts)
+    rounds_ms_P = _sum_by(walk.prompt_N, round_ms_N, num_prompts)
     plain_ms_P, rounds_ms_P = plain_ms_P[has_rounds_P], rounds_ms_P[has_rounds_P]
     if not tree.paths:
         return Prediction(plain_ms_P, plain_ms_P, round_ms_N)
     prefill_ms_P = costs.t_draft_prefill(walk.kept_rows_P[has_rounds_P])
     return Prediction(plain_ms_P, prefill_ms_P + rounds_ms_P, round_ms_N)
+
+
+def _sum_by(group: IntArray, values: FloatArray, num_groups: int) -> FloatArray:
+    sums: FloatArray = np.bincount(group, weights=values, minlength=num_groups).astype(np.float64)
+    return sums

@@ -58,7 +58,7 @@ class LatencyEntry(Config):
     """Rows of the pass."""
     kv: int = Field(ge=0)
     """Rows in the cache before the pass."""
-    dims: Dims = {}
+    dims: Dims = Field(default_factory=dict)
     """What tells it apart from others of its block."""
     median_ms: float = Field(ge=0)
     """Median, milliseconds."""
@@ -124,9 +124,8 @@ class LatencyTable(Config):
         for entry in self.entries:
             point = (group_key(entry.block, entry.dims), entry.q, entry.kv)
             if point in seen:
-                raise ValueError(
-                    f"{describe_group(point[0])} is measured twice at q = {entry.q}, kv = {entry.kv}"
-                )
+                where = f"q = {entry.q}, kv = {entry.kv}"
+                raise ValueError(f"{describe_group(point[0])} is measured twice at {where}")
             seen.add(point)
         return self
 
@@ -218,10 +217,7 @@ class LatencyTable(Config):
         import pandas as pd
 
         return pd.DataFrame(
-            [
-                {**entry.model_dump(exclude={"dims"}), **entry.dims}
-                for entry in self.entries
-            ]
+            [{**entry.model_dump(exclude={"dims"}), **entry.dims} for entry in self.entries]
         )
 
 

@@ -50,7 +50,7 @@ class RankPaths:
         assert not self.ids or len(self.ids) == num_prompts, "one id per prompt"
         assert self.ranks_RL.ndim == 2, "ranks are [roots, levels]"
         assert len(self.ranks_RL) == int(self.num_roots_P.sum()), "one row per root"
-        assert self.ranks_RL.size == 0 or -1 <= self.ranks_RL.min(), "ranks are -1 or above"
+        assert self.ranks_RL.size == 0 or self.ranks_RL.min() >= -1, "ranks are -1 or above"
         assert self.ranks_RL.size == 0 or self.ranks_RL.max() < self.num_vocab, "ranks < vocabulary"
 
     @classmethod
@@ -114,7 +114,7 @@ class RankPaths:
 
     @property
     def target_kv_R(self) -> IntArray:
-        """Rows in the target's cache when the root is verified: the root's own is not among them."""
+        """Rows in the target's cache when the root is verified, its own not among them."""
         return self.prompt_lengths_P[self.prompt_R] + self.offset_R
 
     @property
@@ -124,7 +124,8 @@ class RankPaths:
 
     def subset(self, prompts: Sequence[int]) -> "RankPaths":
         """Some of the prompts, in the order given."""
-        rows = [np.arange(self.starts_P[p], self.starts_P[p] + self.num_roots_P[p]) for p in prompts]
+        starts, ends = self.starts_P, self.starts_P + self.num_roots_P
+        rows = [np.arange(starts[p], ends[p]) for p in prompts]
         chosen = np.asarray(prompts, dtype=np.int64)
         return RankPaths(
             ranks_RL=self.ranks_RL[np.concatenate(rows)] if rows else self.ranks_RL[:0],

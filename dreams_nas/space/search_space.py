@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from dreams_nas.core.config import Config, config_hash, load_config
 from dreams_nas.core.errors import UserError, unknown_error
@@ -45,6 +45,20 @@ class PolicySpace(Config):
         if low < 0 or high < max(low, 1):
             raise ValueError("a range is [least, most] with 0 <= least <= most and most >= 1")
         return value
+
+    @model_validator(mode="after")
+    def _validate_policy(self) -> "PolicySpace":
+        (least_levels, most_levels), (least_nodes, most_nodes) = self.levels, self.nodes
+        if least_levels > most_nodes:
+            raise ValueError(
+                f"levels = {list(self.levels)} need a node each, but nodes = {list(self.nodes)}"
+            )
+        if self.kind == "chain" and least_nodes > most_levels:
+            raise ValueError(
+                f"a chain has one node per level: levels = {list(self.levels)} and nodes = "
+                f"{list(self.nodes)} have no size in common"
+            )
+        return self
 
 
 class SearchSpace(Config):

@@ -49,12 +49,14 @@ class Walk:
     def tokens_N(self) -> IntArray:
         """Tokens that each round yields: accepted and bonus, cut at the end of the answer."""
         left_N = self.answer_lengths_P[self.prompt_N] - 1 - self.root_N
-        return np.minimum(self.accepted_N + 1, left_N)
+        tokens_N: IntArray = np.minimum(self.accepted_N + 1, left_N)
+        return tokens_N
 
     @cached_property
     def is_first_N(self) -> npt.NDArray[np.bool_]:
         """Whether the round is its prompt's first."""
-        return self.root_N == 0
+        is_first_N: npt.NDArray[np.bool_] = self.root_N == 0
+        return is_first_N
 
     def level_rates(self, num_levels: int) -> list[float]:
         """Share of rounds that accept level 1, 2, ..., `num_levels`."""

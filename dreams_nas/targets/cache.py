@@ -94,14 +94,13 @@ class PreallocatedCache(Cache):
         A prefix (a chain, a prompt) costs nothing; other rows are moved to the front in place.
         """
         num_kept = len(rows)
-        assert num_kept == 0 or rows[-1] < self._num_written, (
-            f"commit row {rows[-1]} of a pass of {self._num_written}"
-        )
-        if num_kept and rows[-1] != num_kept - 1:
-            assert all(a < b for a, b in zip(rows, rows[1:], strict=False)) and rows[0] >= 0, (
-                f"rows to commit must ascend: {list(rows)}"
+        if num_kept:
+            assert 0 <= rows[0] <= rows[-1] < self._num_written, (
+                f"commit rows {rows[0]} to {rows[-1]} of a pass of {self._num_written}"
             )
-            self._move(rows)
+            assert list(rows) == sorted(set(rows)), f"rows to commit must ascend: {list(rows)}"
+            if rows[-1] != num_kept - 1:
+                self._move(rows)
         self.length += num_kept
         self._num_written = 0
         self._written = self._visible = ()

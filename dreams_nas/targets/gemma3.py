@@ -57,9 +57,7 @@ class Gemma3Target(Gemma3TextTarget):
         count = self.model.config.mm_tokens_per_image
         return [] if pixels is None else [count] * len(pixels)
 
-    def _prefill_arguments(
-        self, inputs: TargetInputs, cache: PreallocatedCache
-    ) -> dict[str, Any]:
+    def _prefill_arguments(self, inputs: TargetInputs, cache: PreallocatedCache) -> dict[str, Any]:
         arguments = super()._prefill_arguments(inputs, cache)
         # Without token types the image would silently be causal.
         assert "token_type_ids" in arguments or not inputs.image_spans

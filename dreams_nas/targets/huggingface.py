@@ -125,8 +125,7 @@ class HuggingFaceTarget:
         offsets = [longest - len(prompt.input_ids_T) for prompt in prompts]
         pad = self.text_config.pad_token_id or 0
         ids = [
-            F.pad(p.input_ids_T, (n, 0), value=pad)
-            for p, n in zip(prompts, offsets, strict=True)
+            F.pad(p.input_ids_T, (n, 0), value=pad) for p, n in zip(prompts, offsets, strict=True)
         ]
         seen = [
             F.pad(torch.ones_like(p.input_ids_T), (n, 0))
@@ -135,8 +134,9 @@ class HuggingFaceTarget:
         batch = {"input_ids": torch.stack(ids), "attention_mask": torch.stack(seen)}
         for key in self.input_names:
             parts = [
-                F.pad(p.model_inputs[key], (n, 0)) if key.endswith("token_type_ids") else
-                p.model_inputs[key]
+                F.pad(p.model_inputs[key], (n, 0))
+                if key.endswith("token_type_ids")
+                else p.model_inputs[key]
                 for p, n in zip(prompts, offsets, strict=True)
                 if key in p.model_inputs
             ]
@@ -164,7 +164,9 @@ class HuggingFaceTarget:
     ) -> PrefillOutput:
         """Run the prompt, pixels included, and commit its rows; see `Target.prefill`."""
         assert isinstance(cache, PreallocatedCache)
-        assert cache.length == 0, f"prefill needs an empty cache, this one holds {cache.length} rows"
+        assert cache.length == 0, (
+            f"prefill needs an empty cache, this one holds {cache.length} rows"
+        )
         num_tokens = len(inputs.input_ids_T)
         with ExitStack() as stack:
             states = stack.enter_context(self.capture_layers(target_layer_ids))
@@ -238,14 +240,14 @@ class HuggingFaceTarget:
     def decode_text(self, tokens: Sequence[int]) -> str:
         """Tokens to text, special tokens left out."""
         if self.tokenizer is None:
-            raise UserError(f"{self.spec.name} was loaded without a tokenizer; load it from a folder")
+            raise UserError(
+                f"{self.spec.name} was loaded without a tokenizer; load it from a folder"
+            )
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     # Reading the model beside its forward, batched forwards included
 
-    def capture_layers(
-        self, layer_ids: Sequence[int]
-    ) -> AbstractContextManager[dict[int, Tensor]]:
+    def capture_layers(self, layer_ids: Sequence[int]) -> AbstractContextManager[dict[int, Tensor]]:
         """Dict of the blocks' outputs [B, T, D], before the final norm, after each forward."""
         return capture_layers(self.decoder.layers, layer_ids)
 
@@ -269,9 +271,7 @@ class HuggingFaceTarget:
 
     # What families differ in
 
-    def _prefill_arguments(
-        self, inputs: TargetInputs, cache: PreallocatedCache
-    ) -> dict[str, Any]:
+    def _prefill_arguments(self, inputs: TargetInputs, cache: PreallocatedCache) -> dict[str, Any]:
         return dict(inputs.model_inputs)
 
     def _positions(self, depths_Q: Tensor, cache: PreallocatedCache) -> Tensor:
@@ -308,9 +308,7 @@ class HuggingFaceTarget:
         return full.masked_fill(distance_QS >= window, torch.finfo(full.dtype).min)
 
     @staticmethod
-    def _features(
-        states: Mapping[int, Tensor], layer_ids: Sequence[int], like: Tensor
-    ) -> Tensor:
+    def _features(states: Mapping[int, Tensor], layer_ids: Sequence[int], like: Tensor) -> Tensor:
         if not layer_ids:
             return like.new_empty((like.shape[1], 0))
         if len(layer_ids) == 1:

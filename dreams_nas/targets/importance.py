@@ -52,15 +52,16 @@ def attention_mass(
     """
     assert inputs.image_mask_T is not None
     dtype = torch.promote_types(q_HTE.dtype, torch.float32)
-    num_tokens, head_size = k_KTE.shape[1:]
+    num_tokens = k_KTE.shape[1]
+    groups = (len(k_KTE), len(q_HTE) // len(k_KTE))
     positions_T = torch.arange(num_tokens, device=k_KTE.device)
     stops_I = torch.tensor([stop for _, stop in inputs.image_spans], device=k_KTE.device)
     is_after_T = ~inputs.image_mask_T & (positions_T >= stops_I.min())
     text_R = is_after_T.nonzero()[:, 0]
     k_K1ET = k_KTE.to(dtype).transpose(1, 2)[:, None]
     sums_IT = torch.zeros(len(stops_I), num_tokens, dtype=dtype, device=k_KTE.device)
-    for rows_R in text_R.split(max(1, _MAX_MAP_ELEMENTS // (q_HTE.shape[0] * num_tokens))):
-        q_KGRE = q_HTE[:, rows_R].to(dtype).view(len(k_KTE), -1, len(rows_R), head_size)
+    for rows_R in text_R.split(max(1, _MAX_MAP_ELEMENTS // (len(q_HTE) * num_tokens))):
+        q_KGRE = q_HTE[:, rows_R].to(dtype).unflatten(0, groups)
         distance_RT = rows_R[:, None] - positions_T
         is_hidden_RT = (distance_RT < 0) | (positions_T == 0)
         if window is not None:

@@ -32,9 +32,7 @@ class QwenVLTarget(HuggingFaceTarget):
         merge = self.model.config.vision_config.spatial_merge_size
         return [t * h * w // merge**2 for t, h, w in grids.tolist()]
 
-    def _prefill_arguments(
-        self, inputs: TargetInputs, cache: PreallocatedCache
-    ) -> dict[str, Any]:
+    def _prefill_arguments(self, inputs: TargetInputs, cache: PreallocatedCache) -> dict[str, Any]:
         arguments = super()._prefill_arguments(inputs, cache)
         types_1T = arguments.pop("mm_token_type_ids", None)
         ids_1T = inputs.input_ids_T[None]

@@ -58,7 +58,9 @@ def eos_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
         getattr(model.generation_config, "eos_token_id", None),
         getattr(tokenizer, "eos_token_id", None),
     ):
-        found.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
+        found.update(
+            value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+        )
     return tuple(sorted(found))
 
 

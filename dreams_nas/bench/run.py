@@ -1,0 +1,68 @@
+"""The verb `bench`: load target, drafts, prompts and table; run the bench; write its folder."""
+
+import time
+from pathlib import Path
+
+from dreams_nas.bench.arms import PLAIN, load_arm, require_draft_folders
+from dreams_nas.bench.config import BenchConfig
+from dreams_nas.bench.stage import BenchReport, bench_arms, build_prompts, target_deployment
+from dreams_nas.bench.summary import save_bench
+from dreams_nas.core.console import warn
+from dreams_nas.core.device import identify_device
+from dreams_nas.core.errors import UserError
+from dreams_nas.core.lock import machine_lock
+from dreams_nas.core.provenance import provenance
+from dreams_nas.features.conversations import load_conversations
+from dreams_nas.latency.table import load_table
+from dreams_nas.targets.loading import load_target
+
+
+def bench(config: BenchConfig, quiet: bool = False) -> BenchReport:
+    """Compare drafts with plain decoding on one target.
+
+    What can be checked without the target is checked before it is loaded.
+
+    Args:
+        config: What to compare, on what, where.
+        quiet: No progress.
+
+    Raises:
+        UserError: A missing or foreign draft, target, table or data set, no prompts, or prompts
+            that do not fit.
+    """
+    if not config.drafts:
+        raise UserError(
+            "there is no draft to compare with plain decoding; give --draft DIR, or NAME=DIR for "
+            "several"
+        )
+    require_draft_folders(config.drafts)
+    table = None if config.table is None else load_table(config.table)
+    conversations = load_conversations(config.data, config.num_prompts, config.seed)
+    if len(conversations) < config.num_prompts:
+        warn(f"{config.data} has {len(conversations)} prompts; {config.num_prompts} were asked for")
+    start = time.perf_counter()
+    target = load_target(config.target, config.device, config.dtype, config.threads)
+    deployment = target_deployment(target)
+    if table is not None:
+        table.require_match(
+            deployment,
+            target.spec.shape_hash,
+            identify_device(str(target.device)),
+            allow_mismatch=config.allow_mismatch,
+        )
+    arms = [PLAIN]
+    for name, folder in config.drafts.items():
+        arms.append(load_arm(name, Path(folder), target, config.chain))
+    prompts = build_prompts(target, conversations)
+    load_s = time.perf_counter() - start
+    with machine_lock("bench", quiet=quiet):
+        report = bench_arms(
+            target, arms, prompts, config, table=table, deployment=deployment, quiet=quiet
+        )
+    report.seconds_by_stage["load"] = load_s
+    if config.out is not None:
+        inputs: dict[str, Path | str] = {n: Path(f) for n, f in config.drafts.items()}
+        if table is not None:
+            inputs["table"] = table.hash
+        save_bench(report, config.out, provenance("bench", config, config.seed, inputs, deployment))
+    return report

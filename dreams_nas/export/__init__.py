@@ -1,0 +1,1 @@
+"""Drafts handed over: the own format with its model card."""

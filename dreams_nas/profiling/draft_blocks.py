@@ -1,0 +1,213 @@
+"""Points of the draft: layers, fusion, head, the rest of a pass, prefill.
+
+Where a part cannot be timed alone, two whole passes are timed and the entry is their difference: a
+further layer is the slope between one layer and three; the rest of a pass is what `DraftSession`
+takes besides layers, fusion and head, averaged over the smallest and the largest draft of the
+space. So the blocks add up to the passes that decoding makes, whatever the seams cost.
+
+What is in the processor's caches belongs to a pass: a self-fed step comes right after another draft
+pass and finds the draft's weights there; a sync comes after the target has swept them out. Points
+are prepared accordingly, and what the sync pays for it lands in the rest of the sync.
+
+Shapes: Q rows of the pass, D hidden, F tapped features.
+"""
+
+from collections.abc import Callable
+
+from torch.nn import functional as F
+
+from dreams_nas.decode.drafting import ReadyDraft
+from dreams_nas.draft.cache import DraftCache
+from dreams_nas.draft.layers import Rotary, forward_rows, fuse, head
+from dreams_nas.draft.weights import DraftWeights
+from dreams_nas.profiling.draft_passes import DraftPasses
+from dreams_nas.profiling.grids import Grids, fan_tree
+from dreams_nas.profiling.points import PointSet, Terms, add_terms
+from dreams_nas.profiling.random_drafts import SLOPE_DEPTH, RandomDrafts
+from dreams_nas.profiling.timers import Point
+from dreams_nas.space.arch import DraftArch
+from dreams_nas.space.tree import StaticTree
+from dreams_nas.targets.protocol import Target
+
+_NUM_RANKS = 4
+"""Best guesses per row: from 2 to 10 the time of top-k hardly differs."""
+_ROW = StaticTree.chain(1)
+
+
+class DraftBlocks:
+    """Builds the points of all drafts of a space."""
+
+    def __init__(
+        self, target: Target, drafts: RandomDrafts, passes: DraftPasses, grids: Grids
+    ) -> None:
+        """Remember what the points are made of."""
+        self._target, self._drafts, self._passes, self._grids = target, drafts, passes, grids
+        self._hidden = target.spec.dims.hidden
+
+    def add_layers(self, points: PointSet) -> None:
+        """`draft_layer`: the first one alone, a further one as a slope."""
+        has_next = self._grids.depths[-1] > 1
+        for num_kv_heads, ffn in self._grids.layer_sizes:
+            size = {"num_kv_heads": num_kv_heads, "ffn": ffn}
+            caches = {
+                depth: self._cache(num_kv_heads, ffn, depth)
+                for depth in ((1, SLOPE_DEPTH) if has_next else (1,))
+            }
+            for q in self._grids.step_rows:
+                for kv in self._grids.draft_kv_points(q):
+                    keys = {
+                        depth: self._add_layer_pass(points, weights, cache, q, kv, size)
+                        for depth, (weights, cache) in caches.items()
+                    }
+                    dims = {**size, "position": "first"}
+                    points.add_entry("draft_layer", q, kv, dims, {keys[1]: 1.0})
+                    if has_next:
+                        share = 1.0 / (SLOPE_DEPTH - 1)
+                        slope = {keys[SLOPE_DEPTH]: share, keys[1]: -share}
+                        dims = {**size, "position": "next"}
+                        points.add_entry("draft_layer", q, kv, dims, slope)
+
+    def _cache(self, num_kv_heads: int, ffn: int, depth: int) -> tuple[DraftWeights, DraftCache]:
+        weights = self._drafts.weights(num_kv_heads, ffn, depth, num_taps=1, vocab=1)
+        return weights, DraftCache(weights, self._grids.max_draft_kv + self._grids.step_rows[-1])
+
+    def _add_layer_pass(
+        self,
+        points: PointSet,
+        weights: DraftWeights,
+        cache: DraftCache,
+        q: int,
+        kv: int,
+        size: dict[str, int],
+    ) -> str:
+        embeddings_1QD = self._drafts.normal(1, q, self._hidden)
+        states_1QD = self._drafts.normal(1, q, self._hidden)
+        rotary = Rotary(self._drafts.rotary.cos[:q], self._drafts.rotary.sin[:q])
+        mask = None if q == 1 else F.pad(self._drafts.normal(q, q).mul_(0), (kv, 0))
+
+        def run() -> None:
+            cache.length = kv
+            cache.rewind()
+            cache.open(q)
+            forward_rows(weights, embeddings_1QD, states_1QD, rotary, cache, mask)
+
+        name = ",".join(f"{key}={value}" for key, value in size.items())
+        key = f"{len(weights.layers)} draft layers({name}) q={q} kv={kv}"
+        return points.add_point(Point(key, run, run))
+
+    def add_heads(self, points: PointSet) -> None:
+        """`draft_head`: norm, head, top-k and the ids in the target's vocabulary."""
+        for vocab in self._grids.vocabs:
+            num_kv_heads, ffn = self._grids.layer_sizes[0]
+            weights = self._drafts.weights(num_kv_heads, ffn, 1, num_taps=1, vocab=vocab)
+            for q in self._grids.step_rows:
+                run = self._guess(weights, vocab, q)
+                points.add("draft_head", q, 0, {"vocab": vocab}, run, run)
+
+    def _guess(self, weights: DraftWeights, vocab: int, q: int) -> Callable[[], object]:
+        states_QD, ids_W = self._drafts.normal(q, self._hidden), self._drafts.vocab_ids(vocab)
+        num_ranks = min(_NUM_RANKS, vocab)
+
+        def run() -> object:
+            return ids_W[head(weights, states_QD).topk(num_ranks, dim=-1).indices.flatten()]
+
+        return run
+
+    def add_fusion(self, points: PointSet, disturb: Callable[[], object]) -> None:
+        """`draft_fc`: only a sync fuses, so the weights are cold."""
+        for taps in self._grids.taps:
+            num_kv_heads, ffn = self._grids.layer_sizes[0]
+            weights = self._drafts.weights(num_kv_heads, ffn, 1, num_taps=taps, vocab=1)
+            for q in self._grids.sync_rows:
+                features_QF = self._drafts.normal(q, taps * self._hidden)
+
+                def run(weights: DraftWeights = weights, features_QF: object = features_QF) -> None:
+                    fuse(weights, features_QF)  # type: ignore[arg-type]
+
+                points.add("draft_fc", q, 0, {"taps": taps}, run, disturb, every=3)
+
+    def add_rest(
+        self, points: PointSet, references: list[DraftArch], disturb: Callable[[], object]
+    ) -> None:
+        """`draft_fixed`: whole passes of the reference drafts without their other blocks.
+
+        Needs layers, heads and fusion to have been added.
+
+        Args:
+            points: Collects them; holds the other blocks.
+            references: Drafts over which the rest is averaged.
+            disturb: The target, before a sync.
+        """
+        share = 1.0 / len(references)
+        ready = [self._drafts.ready(arch) for arch in references]
+        for q in self._grids.sync_rows:
+            rest = [self._sync_rest(points, one, q, disturb) for one in ready]
+            terms = add_terms(*((share, terms) for terms in rest))
+            points.add_entry("draft_fixed", q, 0, {"kind": "sync"}, terms)
+        for q in self._grids.step_rows:
+            rest = [self._step_rest(points, one, q) for one in ready]
+            terms = add_terms(*((share, terms) for terms in rest))
+            points.add_entry("draft_fixed", q, 0, {"kind": "step"}, terms)
+
+    def _sync_rest(
+        self, points: PointSet, draft: ReadyDraft, q: int, disturb: Callable[[], object]
+    ) -> Terms:
+        one = self._passes.sync_and_propose(draft, _ROW, q, disturb)
+        key = points.add_point(Point(f"sync and level 1 of {_describe(draft)} q={q}", *one))
+        fusion = points.terms_at("draft_fc", {"taps": len(draft.target_layer_ids)}, q)
+        layers = self._layer_terms(points, draft, q, self._passes.kv)
+        return add_terms(
+            (1.0, {key: 1.0}), (-1.0, fusion), (-1.0, layers), (-1.0, _head_terms(points, draft, 1))
+        )
+
+    def _step_rest(self, points: PointSet, draft: ReadyDraft, q: int) -> Terms:
+        """Two levels less one level; both draft q nodes at level 1."""
+        num_ranks = min(_NUM_RANKS, len(draft.weights.head_VD))
+        with_step = self._passes.sync_and_propose(draft, fan_tree(q, num_ranks), 0, None)
+        without = self._passes.sync_and_propose(draft, fan_tree(q, 0), 0, None)
+        name = f"of {_describe(draft)} w={q}"
+        two = points.add_point(Point(f"two levels {name}", *with_step))
+        one = points.add_point(Point(f"one level {name}", *without))
+        layers = self._layer_terms(points, draft, q, self._passes.kv)
+        return add_terms(
+            (1.0, {two: 1.0, one: -1.0}), (-1.0, layers), (-1.0, _head_terms(points, draft, q))
+        )
+
+    def _layer_terms(self, points: PointSet, draft: ReadyDraft, q: int, kv: int) -> Terms:
+        weights = draft.weights
+        layer = weights.layers[0]
+        size = {
+            "num_kv_heads": layer.k.shape[0] // weights.head_size,
+            "ffn": layer.gate.shape[0],
+        }
+        first = points.terms_at("draft_layer", {**size, "position": "first"}, q, kv)
+        if len(weights.layers) == 1:
+            return first
+        following = points.terms_at("draft_layer", {**size, "position": "next"}, q, kv)
+        return add_terms((1.0, first), (float(len(weights.layers) - 1), following))
+
+    def add_prefills(self, points: PointSet, disturb: Callable[[], object]) -> None:
+        """`draft_prefill`: a new session commits a prompt; once per prompt, so rarely measured."""
+        for num_kv_heads, ffn in self._grids.layer_sizes:
+            for depth in self._grids.depths:
+                for taps in self._grids.taps:
+                    weights = self._drafts.weights(num_kv_heads, ffn, depth, num_taps=taps, vocab=1)
+                    layer_ids = tuple(range(taps))  # how many matters here, not which
+                    draft = ReadyDraft(weights, None, layer_ids, 1.0, self._drafts.rotary)
+                    dims = {"num_kv_heads": num_kv_heads, "ffn": ffn, "depth": depth, "taps": taps}
+                    for q in self._grids.prefill_rows:
+                        run = self._passes.prefill(draft, q)
+                        points.add("draft_prefill", q, 0, dims, run, disturb, every=6)
+
+
+def _head_terms(points: PointSet, draft: ReadyDraft, q: int) -> Terms:
+    return points.terms_at("draft_head", {"vocab": len(draft.weights.head_VD)}, q)
+
+
+def _describe(draft: ReadyDraft) -> str:
+    weights = draft.weights
+    return (
+        f"draft(depth={len(weights.layers)},heads={weights.layers[0].q.shape[0]},"
+        f"ffn={weights.layers[0].gate.shape[0]},taps={len(draft.target_layer_ids)},"
+        f"vocab={len(weights.head_VD)})"
+    )

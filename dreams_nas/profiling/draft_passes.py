@@ -1,0 +1,110 @@
+"""Whole draft passes through `DraftSession`, again and again from the same state.
+
+Shapes: P prompt rows, A rows to commit, D hidden, F tapped features.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from dreams_nas.decode.drafting import DraftSession, ReadyDraft
+from dreams_nas.decode.engine import build_plan
+from dreams_nas.profiling.random_drafts import RandomDrafts
+from dreams_nas.space.tree import StaticTree
+from dreams_nas.targets.protocol import PrefillOutput, Target, TargetInputs
+
+
+class DraftPass(NamedTuple):
+    """A timed act of a draft, and what has to precede it untimed."""
+
+    run: Callable[[], object]
+    prepare: Callable[[], object]
+
+
+class DraftPasses:
+    """Builds passes of any draft over the same number of committed rows."""
+
+    def __init__(self, target: Target, drafts: RandomDrafts, kv: int, max_new: int) -> None:
+        """Draw what the target would hand to the drafts.
+
+        Args:
+            target: The target.
+            drafts: Source of random values.
+            kv: Rows committed before a pass.
+            max_new: Most rows that one sync commits.
+        """
+        self._target, self._drafts = target, drafts
+        self.kv, self._max_new = kv, max_new
+        self._tokens = drafts.tokens(max_new)
+
+    def prefill(self, draft: ReadyDraft, num_rows: int) -> Callable[[], DraftSession]:
+        """Opens a new session and commits a prompt of so many rows."""
+        return self._opening(draft, StaticTree.chain(1), num_rows)
+
+    def sync_and_propose(
+        self,
+        draft: ReadyDraft,
+        tree: StaticTree,
+        num_new: int,
+        disturb: Callable[[], object] | None,
+    ) -> DraftPass:
+        """The draft's whole part of a round: sync of `num_new` rows, then all levels of the tree.
+
+        Args:
+            draft: The draft.
+            tree: What it drafts.
+            num_new: Rows to commit; 0 leaves the sync out.
+            disturb: What runs before it, as the target does in a round; None for the pass itself,
+                as self-fed steps follow each other.
+        """
+        session = self._opening(draft, tree, self.kv)()
+        features_AF, tokens_A = self._features(draft, num_new), self._tokens[:num_new]
+        current = [session]
+
+        def reset() -> None:
+            session.cache.length = self.kv
+            session.cache.rewind()
+            current[0] = copy.copy(session)  # its position and state; the cache is shared
+
+        def run() -> None:
+            if num_new:
+                current[0].sync(tokens_A, features_AF)
+            current[0].propose()
+
+        def prepare() -> None:
+            if disturb is None:
+                reset()
+                run()
+            else:
+                disturb()
+            reset()
+
+        return DraftPass(run, prepare)
+
+    def _features(self, draft: ReadyDraft, num_rows: int) -> Tensor:
+        hidden = self._target.spec.dims.hidden
+        return self._drafts.normal(num_rows, hidden * len(draft.target_layer_ids))
+
+    def _opening(
+        self, draft: ReadyDraft, tree: StaticTree, num_rows: int
+    ) -> Callable[[], DraftSession]:
+        plan = build_plan(tree, self._target)
+        assert plan is not None, "a draft that drafts nothing has no passes"
+        inputs = TargetInputs(self._drafts.tokens(num_rows))
+        first_1 = inputs.input_ids_T[:1]
+        hidden = self._target.spec.dims.hidden
+        prefill = PrefillOutput(
+            logits_V=self._target.head_weight_VD[:, 0],
+            features_TF=self._features(draft, num_rows),
+            embeddings_TD=self._drafts.normal(num_rows, hidden),
+            importance_T=None,
+        )
+
+        def run() -> DraftSession:
+            session = DraftSession(draft, self._target, plan, num_rows + self._max_new)
+            session.prefill(prefill, first_1, inputs)
+            return session
+
+        return run

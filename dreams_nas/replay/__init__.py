@@ -1,0 +1,1 @@
+"""Acceptance of a draft from recorded answers, without the target's forward."""

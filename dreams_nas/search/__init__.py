@@ -1,0 +1,1 @@
+"""Which draft and which tree are fastest: objective, searchers, Pareto front, winner."""

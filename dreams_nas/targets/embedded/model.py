@@ -1,0 +1,61 @@
+"""The shape of the embedded target: a CLIP vision tower, a projector and a Llama decoder."""
+
+from transformers import (
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    PreTrainedTokenizerFast,
+)
+
+from dreams_nas.targets.embedded.charts import IMAGE_SIZE
+from dreams_nas.targets.embedded.tokens import IMAGE, NUM_IMAGE_TOKENS, PATCH_SIZE
+
+
+def build_config(tokenizer: PreTrainedTokenizerFast) -> LlavaConfig:
+    """Return the configuration of design section 11, with the tokenizer's special ids."""
+    vision = CLIPVisionConfig(
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        image_size=IMAGE_SIZE,
+        patch_size=PATCH_SIZE,
+        projection_dim=128,
+        hidden_act="gelu_pytorch_tanh",
+    )
+    text = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=24,
+        max_position_embeddings=1024,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        tie_word_embeddings=True,
+    )
+    return LlavaConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_index=tokenizer.convert_tokens_to_ids(IMAGE),
+        image_seq_length=NUM_IMAGE_TOKENS,
+        vision_feature_select_strategy="default",
+        vision_feature_layer=-1,
+        tie_word_embeddings=True,
+    )
+
+
+def build_model(config: LlavaConfig) -> LlavaForConditionalGeneration:
+    """Build the model with fresh weights, ready to train in fp32."""
+    model = LlavaForConditionalGeneration(config)
+    generation = model.generation_config
+    text = config.text_config
+    generation.pad_token_id = text.pad_token_id
+    generation.bos_token_id = text.bos_token_id
+    generation.eos_token_id = text.eos_token_id
+    generation.do_sample = False
+    return model

@@ -1,0 +1,175 @@
+"""Training sequences: one chart with many conversations that share its image and names.
+
+A sequence is a prefix (image tokens and the names of the marks) and several conversations of one
+or two turns. Each conversation sees the prefix and itself only, at the positions it would have
+alone; so the image is paid once, and no answer can be copied from another conversation.
+
+Shapes: B sequences, T tokens of a sequence, M image tokens.
+"""
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from dreams_nas.targets.embedded.charts import (
+    COLOUR_NAMES,
+    IMAGE_SIZE,
+    KINDS,
+    NUM_LEVELS,
+    Chart,
+    build_chart,
+    draw_chart,
+    slot_edges,
+)
+from dreams_nas.targets.embedded.questions import ask, introduce
+from dreams_nas.targets.embedded.tokens import (
+    ASSISTANT,
+    BOS,
+    EOS,
+    IMAGE,
+    NUM_IMAGE_TOKENS,
+    PATCH_SIZE,
+    USER,
+)
+
+TEXT_ONLY_SHARE = 0.06
+SECOND_TURN_SHARE = 0.25
+NO_LABEL = -100
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingBatch:
+    """One step's sequences."""
+
+    ids: Tensor
+    """Token ids [B, T], padded on the right."""
+    labels: Tensor
+    """The token each position predicts [B, T]; ``NO_LABEL`` outside of answers."""
+    groups: Tensor
+    """Conversation of each token [B, T]: 0 is the shared prefix, -1 padding."""
+    positions: Tensor
+    """Rotary positions [B, T]."""
+    pixels: Tensor
+    """Pictures of the sequences that have one, [B', 3, 96, 96]."""
+    patch_targets: Tensor
+    """What each image token shows, [B', M, 4]: see ``patch_targets_of``."""
+
+
+def to_pixels(images: list[Image.Image]) -> Tensor:
+    """Turn RGB pictures into [B, 3, 96, 96] in -1..1, as the image processor does."""
+    array = np.stack([np.asarray(image, dtype=np.float32) for image in images])
+    return torch.from_numpy(array).permute(0, 3, 1, 2).div(127.5).sub(1.0).contiguous()
+
+
+def patch_targets_of(chart: Chart) -> np.ndarray:
+    """Return for each image token the mark of its slot: (place, colour, value, kind), [M, 4].
+
+    A vision tower that can tell this from every patch has read the chart; used by a throw-away
+    probe that speeds up training.
+    """
+    side = IMAGE_SIZE // PATCH_SIZE
+    edges = [end for _, end in slot_edges(len(chart.values))]
+    lines = []
+    for i in range(side):
+        centre = (i + 0.5) * PATCH_SIZE
+        place = min(sum(centre > end for end in edges), len(edges) - 1)
+        colour = COLOUR_NAMES.index(chart.colours[place])
+        lines.append((place, colour, chart.values[place], KINDS.index(chart.kind)))
+    along = np.array(lines, dtype=np.int64)
+    whole = np.broadcast_to(along, (side, side, 4))
+    if chart.kind == "rows":
+        whole = whole.transpose(1, 0, 2)
+    return whole.reshape(NUM_IMAGE_TOKENS, 4)
+
+
+PROBE_SIZES = (6, len(COLOUR_NAMES), NUM_LEVELS, len(KINDS))
+"""Number of classes of each column of the patch targets."""
+
+
+class Packer:
+    """Builds training batches from chart numbers; keeps no state between calls."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, max_tokens: int, seed: int) -> None:
+        self.tokenizer = tokenizer
+        self.max_tokens = max_tokens
+        self.seed = seed
+        convert = tokenizer.convert_tokens_to_ids
+        self._bos, self._eos, self._image, self._user, self._assistant = (
+            convert(token) for token in (BOS, EOS, IMAGE, USER, ASSISTANT)
+        )
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(f" {text}", add_special_tokens=False)
+        return ids
+
+    def _conversation(self, chart: Chart, rng: random.Random) -> tuple[list[int], list[bool]]:
+        """Return token ids of one or two turns after the prefix, and which are answers."""
+        ids: list[int] = []
+        is_answer: list[bool] = []
+        for turn in range(2 if rng.random() < SECOND_TURN_SHARE else 1):
+            said = ask(chart, rng)
+            asked = ([self._user] if turn else []) + self._encode(said.question)
+            answer = [*self._encode(said.text), self._eos]
+            ids += [*asked, self._assistant, *answer]
+            is_answer += [False] * (len(asked) + 1) + [True] * len(answer)
+        return ids, is_answer
+
+    def sequence(self, split: str, index: int) -> tuple[Chart, bool, np.ndarray]:
+        """Build sequence number ``index``: the chart, whether its image is used, rows [4, T].
+
+        The rows are ids, labels, groups and positions.
+        """
+        chart = build_chart(split, index, self.seed)
+        rng = random.Random(f"sequence/{self.seed}/{split}/{index}")
+        with_image = rng.random() >= TEXT_ONLY_SHARE
+        prefix = [self._bos, self._user]
+        prefix += [self._image] * (NUM_IMAGE_TOKENS if with_image else 0)
+        prefix += self._encode(introduce(chart, with_image))
+        columns = [(token, NO_LABEL, 0, at) for at, token in enumerate(prefix)]
+        group = 1
+        while True:
+            ids, is_answer = self._conversation(chart, rng)
+            if group > 1 and len(columns) + len(ids) > self.max_tokens:
+                break
+            for at, token in enumerate(ids):
+                last = at + 1 == len(ids)
+                label = NO_LABEL if last or not is_answer[at + 1] else ids[at + 1]
+                columns.append((token, label, group, len(prefix) + at))
+            group += 1
+        return chart, with_image, np.array(columns, dtype=np.int64).T
+
+    def batch(self, split: str, indices: range) -> TrainingBatch:
+        """Build the sequences with these numbers as one batch, padded to the longest."""
+        built = [self.sequence(split, index) for index in indices]
+        longest = max(rows.shape[1] for _, _, rows in built)
+        fill = np.array([self.tokenizer.pad_token_id, NO_LABEL, -1, 0], dtype=np.int64)
+        packed = np.tile(fill[:, None, None], (1, len(built), longest))
+        for i, (_, _, rows) in enumerate(built):
+            packed[:, i, : rows.shape[1]] = rows
+        charts = [chart for chart, with_image, _ in built if with_image]
+        ids, labels, groups, positions = torch.from_numpy(packed)
+        pixels = to_pixels([draw_chart(c) for c in charts]) if charts else torch.zeros(0)
+        targets = np.stack([patch_targets_of(c) for c in charts]) if charts else np.zeros((0,))
+        return TrainingBatch(
+            ids=ids,
+            labels=labels,
+            groups=groups,
+            positions=positions,
+            pixels=pixels,
+            patch_targets=torch.from_numpy(targets),
+        )
+
+
+def attention_mask(groups: Tensor) -> Tensor:
+    """Return the additive mask [B, 1, T, T]: causal, prefix and own conversation only."""
+    num_tokens = groups.shape[1]
+    causal = torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril()
+    key, query = groups[:, None, :], groups[:, :, None]
+    allowed = causal & ((key == 0) | (key == query))
+    mask = torch.zeros(allowed.shape).masked_fill_(~allowed, torch.finfo(torch.float32).min)
+    return mask[:, None]

@@ -1,0 +1,141 @@
+"""Training of the embedded target: vision tower with a probe first, then the whole model.
+
+Data never repeat: step s of a phase reads its own chart numbers, so a resumed run sees what an
+uninterrupted one would have seen.
+"""
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
+
+from dreams_nas.core.files import atomic_dir
+from dreams_nas.targets.embedded.charts import build_chart, draw_chart
+from dreams_nas.targets.embedded.checkpoint import load_checkpoint, save_checkpoint
+from dreams_nas.targets.embedded.learning import Probe, Schedule, image_features, step_loss
+from dreams_nas.targets.embedded.model import build_config, build_model
+from dreams_nas.targets.embedded.packing import Packer, patch_targets_of, to_pixels
+from dreams_nas.targets.embedded.tokens import build_processor, build_tokenizer
+
+SAVE_EVERY_S = 180.0
+"""Seconds between checkpoints."""
+WEIGHTS = "weights"
+"""Folder of the finished target inside the run folder."""
+
+
+class Trainer:
+    """The state of a run and its steps."""
+
+    def __init__(self, schedule: Schedule, tokenizer: PreTrainedTokenizerFast) -> None:
+        torch.manual_seed(schedule.seed)
+        self.schedule = schedule
+        self.tokenizer = tokenizer
+        self.model = build_model(build_config(tokenizer))
+        self.probe = Probe(self.model.config.text_config.hidden_size)
+        self.packer = Packer(tokenizer, schedule.max_tokens, schedule.seed)
+        self.optimiser = torch.optim.AdamW(
+            self._groups(), lr=0.0, betas=(0.9, 0.98), weight_decay=schedule.weight_decay
+        )
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """What a checkpoint holds."""
+        return {"model": self.model, "probe": self.probe}
+
+    def _groups(self) -> list[dict[str, object]]:
+        """Return parameter groups: seeing and decoding, each with and without weight decay."""
+        groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+        named = [*self.model.named_parameters(), *self.probe.named_parameters()]
+        for name, parameter in named:
+            sees = "language_model" not in name
+            groups.setdefault((sees, parameter.ndim > 1), []).append(parameter)
+        return [
+            {"params": found, "sees": sees} | ({} if decays else {"weight_decay": 0.0})
+            for (sees, decays), found in groups.items()
+        ]
+
+    def step(self, step: int) -> dict[str, float]:
+        """Take one optimiser step and return its figures."""
+        schedule = self.schedule
+        for group in self.optimiser.param_groups:
+            group["lr"] = schedule.rates(step)[0 if group["sees"] else 1]
+        self.optimiser.zero_grad(set_to_none=True)
+        if step < schedule.vision_steps:
+            loss, right = self._vision_loss(step)
+            figures = dict(zip(("place", "colour", "value", "kind"), right.tolist(), strict=True))
+        else:
+            first = (step - schedule.vision_steps) * schedule.batch
+            batch = self.packer.batch("train", range(first, first + schedule.batch))
+            loss, accuracy = step_loss(self.model, self.probe, batch, schedule.probe_weight)
+            figures = {"right": accuracy}
+        cast(Tensor, loss).backward()  # type: ignore[no-untyped-call]
+        trained = [p for group in self.optimiser.param_groups for p in group["params"]]
+        nn.utils.clip_grad_norm_(trained, schedule.clip)
+        self.optimiser.step()
+        return {"loss": loss.item(), **figures}
+
+    def _vision_loss(self, step: int) -> tuple[Tensor, Tensor]:
+        """Return loss and accuracies of the probe on fresh charts of another seed."""
+        first = step * self.schedule.vision_batch
+        numbers = range(first, first + self.schedule.vision_batch)
+        charts = [build_chart("train", i, self.schedule.seed + 1000) for i in numbers]
+        features = image_features(self.model, to_pixels([draw_chart(c) for c in charts]))
+        targets = torch.stack([torch.from_numpy(patch_targets_of(c).copy()) for c in charts])
+        return self.probe.loss(features, targets)
+
+
+def export_weights(
+    model: LlavaForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, path: Path
+) -> None:
+    """Write the target as a Hugging Face folder, weights in bf16."""
+    state = {name: t.detach().to(torch.bfloat16) for name, t in model.state_dict().items()}
+    config = model.config
+    twin = build_model(config).to(torch.bfloat16)  # type: ignore[arg-type]
+    twin.load_state_dict(state)
+    with atomic_dir(path) as folder:
+        twin.save_pretrained(folder)
+        build_processor(tokenizer).save_pretrained(folder)
+
+
+def train(out: Path, schedule: Schedule, *, quiet: bool = False) -> Path:
+    """Train the target, resuming from ``out`` where a checkpoint is.
+
+    Args:
+        out: run folder for the checkpoint and, at the end, the folder ``weights``.
+        schedule: lengths and rates.
+        quiet: print no progress line.
+
+    Returns:
+        The folder with the finished target.
+
+    Raises:
+        UserError: if ``out`` holds a run with another schedule.
+    """
+    trainer = Trainer(schedule, build_tokenizer())
+    step = load_checkpoint(out, asdict(schedule), trainer.modules, trainer.optimiser)
+    saved = time.monotonic()
+    smooth: dict[str, float] = {}
+    bar = tqdm(total=schedule.total_steps, initial=step, unit="step", disable=quiet, mininterval=20)
+    while step < schedule.total_steps:
+        figures = trainer.step(step)
+        kept = smooth if smooth.keys() == figures.keys() else figures
+        smooth = {key: 0.95 * kept[key] + 0.05 * value for key, value in figures.items()}
+        step += 1
+        bar.set_postfix({k: f"{v:.3f}" for k, v in smooth.items()}, refresh=False)
+        bar.update()
+        if time.monotonic() - saved > SAVE_EVERY_S or step in (
+            schedule.vision_steps,
+            schedule.total_steps,
+        ):
+            save_checkpoint(
+                out, step, asdict(schedule), trainer.modules, trainer.optimiser
+            )
+            saved = time.monotonic()
+    bar.close()
+    export_weights(trainer.model, trainer.tokenizer, out / WEIGHTS)
+    return out / WEIGHTS
