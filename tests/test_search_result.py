@@ -10,6 +10,7 @@ from fake_tables import DIMS
 
 from dreams_nas.core.errors import UserError
 from dreams_nas.core.yaml_data import read_yaml, write_yaml
+from dreams_nas.search.objective import Evaluation
 from dreams_nas.search.pareto import non_dominated, pareto_front
 from dreams_nas.search.result import (
     Point,
@@ -55,8 +56,8 @@ def test_pareto_front_trades_tau_against_the_cost_of_a_round() -> None:
 def test_finalists_are_the_best_predicted_and_the_measured_best_wins() -> None:
     asked: list[list[float]] = []
 
-    def measure(finalists: list[object]) -> list[float]:
-        asked.append([e.speedup for e in finalists])  # type: ignore[attr-defined]
+    def measure(finalists: list[Evaluation]) -> list[float]:
+        asked.append([e.speedup for e in finalists])
         return [1.5, 1.9, 1.7]
 
     choice = choose_winner(FOUND, measure)

@@ -67,6 +67,34 @@ def test_frequent_paths_equal_a_plain_count(seed: int, num_levels: int, max_node
     assert shallow.paths(max_nodes) == ordered[:max_nodes]
 
 
+@pytest.mark.parametrize("max_width", [1, 2])
+def test_narrow_families_bound_the_step_widths(max_width: int) -> None:
+    frequent = count_paths(build_ranks(0.5), 5, 20)
+    narrow = frequent.up_to_width(max_width).up_to_level(5, 20)
+    wide = frequent.up_to_level(5, 20)
+    assert max(narrow.tree(20).step_widths) == max_width < max(wide.tree(20).step_widths)
+    assert narrow.count_K.sum() < wide.count_K.sum()
+
+
+def test_wide_steps_that_cost_too_much_are_avoided() -> None:
+    """After a wrong first guess the second level is as good; expanding both costs a wide step."""
+    paths = build_ranks(0.5, num_prompts=60)
+    table = build_table(draft_scale=0.3)
+    dear = [
+        entry.replace(median_ms=5.0, p90_ms=5.0)
+        if entry.block == "draft_head" and entry.q > 1
+        else entry
+        for entry in table.entries
+    ]
+    policy = PolicySpace(levels=(3, 3), nodes=(6, 20))
+    trees = [
+        choose_tree(paths, CostModel(one, ARCH, DIMS), policy).tree
+        for one in (table, table.replace(entries=tuple(dear)))
+    ]
+    assert max(trees[0].step_widths) > 1
+    assert trees[1].step_widths == (1, 1)
+
+
 @pytest.mark.parametrize("num_nodes", [1, 2, 3, 4])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_no_tree_of_the_size_accepts_more(num_nodes: int, seed: int) -> None:
@@ -196,13 +224,20 @@ def test_more_levels_than_were_recorded_are_refused() -> None:
         choose_tree(build_ranks(), COSTS, PolicySpace(levels=(0, 9)))
 
 
-def test_the_screening_ranks_by_the_price_of_a_walk() -> None:
-    """More trees walked never make the choice worse, and a dozen lose almost nothing."""
-    paths = build_ranks(0.6, num_prompts=80)
+def test_a_dozen_walked_trees_are_enough_on_prompts_that_were_not_chosen_on() -> None:
+    """Walking more trees gains on the *choose* prompts only: with few of them it fits their noise.
+
+    Seen over 10 seeds: with 30 prompts 200 trees look up to 1.1 % better where they were chosen,
+    and are 0.3 % worse on others. So the bar is on held-out prompts, where it means something.
+    """
     policy = PolicySpace(levels=(0, 6), nodes=(1, 32))
-    ratios = [
-        choose_tree(paths, COSTS, policy, num_scored).speedup_predicted.ratio_of_sums
-        for num_scored in (1, 12, 500)
+    paths = build_ranks(0.6, num_prompts=30)
+    held_out = build_ranks(0.6, seed=900, num_prompts=150)
+    choices = [choose_tree(paths, COSTS, policy, num_scored) for num_scored in (1, 12, 200)]
+    chosen_on = [choice.speedup_predicted.ratio_of_sums for choice in choices]
+    assert chosen_on[0] <= chosen_on[1] <= chosen_on[2]
+    elsewhere = [
+        predict_speedup(COSTS, choice.tree, walk(held_out, choice.tree)).summary.ratio_of_sums
+        for choice in choices
     ]
-    assert ratios[0] <= ratios[1] <= ratios[2]
-    assert ratios[1] >= 0.99 * ratios[2]
+    assert elsewhere[1] >= 0.99 * elsewhere[2]

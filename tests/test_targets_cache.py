@@ -108,7 +108,8 @@ def test_impossible_rows_are_refused(kept):
 
 def test_what_transformers_asks_of_a_cache():
     cache = build_cache()
-    assert bool(cache) and len(cache) == LAYERS
+    assert bool(cache)
+    assert len(cache) == LAYERS
     assert cache.get_mask_sizes(4, 0) == (4, 0)
     write(cache, rows(3, 0))
     assert cache.get_seq_length() == 0, "rows count once they are committed"

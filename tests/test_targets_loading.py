@@ -170,7 +170,7 @@ def test_remote_code_is_never_run(llama):
 def test_family_is_checked_before_the_weights(llama):
     (llama / WEIGHTS).unlink()
     change_config(llama, model_type="gpt2")
-    with pytest.raises(UserError, match="unknown target family 'gpt2'.*llava"):
+    with pytest.raises(UserError, match=r"unknown target family 'gpt2'.*llava"):
         load_target(llama, device="cpu")
 
 

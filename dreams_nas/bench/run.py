@@ -10,7 +10,6 @@ from dreams_nas.bench.summary import save_bench
 from dreams_nas.core.console import warn
 from dreams_nas.core.device import identify_device
 from dreams_nas.core.errors import UserError
-from dreams_nas.core.lock import machine_lock
 from dreams_nas.core.provenance import provenance
 from dreams_nas.features.conversations import load_conversations
 from dreams_nas.latency.table import load_table
@@ -55,10 +54,9 @@ def bench(config: BenchConfig, quiet: bool = False) -> BenchReport:
         arms.append(load_arm(name, Path(folder), target, config.chain))
     prompts = build_prompts(target, conversations)
     load_s = time.perf_counter() - start
-    with machine_lock("bench", quiet=quiet):
-        report = bench_arms(
-            target, arms, prompts, config, table=table, deployment=deployment, quiet=quiet
-        )
+    report = bench_arms(
+        target, arms, prompts, config, table=table, deployment=deployment, quiet=quiet
+    )
     report.seconds_by_stage["load"] = load_s
     if config.out is not None:
         inputs: dict[str, Path | str] = {n: Path(f) for n, f in config.drafts.items()}

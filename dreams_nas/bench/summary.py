@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dreams_nas.bench.arms import Arm
+from dreams_nas.bench.artefacts import BENCH_SCHEMA
 from dreams_nas.bench.stage import BenchReport
 from dreams_nas.bench.statistics import Quantiles
 from dreams_nas.core.console import format_cell
@@ -225,8 +226,8 @@ def bench_record(report: BenchReport, provenance: Mapping[str, Any]) -> dict[str
     """What `bench.json` holds: the summary, everything it stands on, and where it came from."""
     result = report.result
     return {
-        "schema_version": "dreams-nas/bench/1",
-        **summary_line(report),
+        "schema_version": BENCH_SCHEMA,
+        "summary": summary_line(report),
         "conditions": conditions(report),
         "definitions": list(DEFINITIONS),
         "findings": findings(report),

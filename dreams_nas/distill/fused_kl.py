@@ -18,7 +18,21 @@ _CHUNK_ELEMENTS = 1 << 19
 """Logits held at a time."""
 
 
-class FusedKL(torch.autograd.Function):
+def fused_kl(
+    normed_NLD: Tensor,
+    head_WD: Tensor,
+    target_logits_NW: Tensor,
+    row_N: Tensor,
+    weights_NL: Tensor,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Weighted sum of KL over positions and levels; see `_FusedKL.forward`."""
+    apply: Any = _FusedKL.apply
+    total, hits_NL = apply(normed_NLD, head_WD, target_logits_NW, row_N, weights_NL, dtype)
+    return total, hits_NL
+
+
+class _FusedKL(torch.autograd.Function):
     """Weighted sum of KL over positions and levels; levels of a position share the target."""
 
     @staticmethod

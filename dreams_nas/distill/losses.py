@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dreams_nas.distill.fused_kl import FusedKL
+from dreams_nas.distill.fused_kl import fused_kl
 from dreams_nas.distill.recipes import Recipe
 from dreams_nas.draft.layers import head
 from dreams_nas.draft.unroll import unroll
@@ -134,7 +134,7 @@ def draft_loss(
         gathered.append(states_BRD.flatten(0, 1).index_select(0, at_N))
     states_NLD = torch.stack(gathered, dim=1)
     normed_NLD = F.rms_norm(states_NLD, states_NLD.shape[-1:], weights.norm_D, weights.eps)
-    kl, hits_NL = FusedKL.apply(
+    kl, hits_NL = fused_kl(
         normed_NLD,
         weights.head_VD,
         supervision.logits_NV[:, :num_vocab],

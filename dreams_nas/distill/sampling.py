@@ -4,11 +4,12 @@ A resumed run asks for the same steps and gets the same answers and subnets; ran
 run train the same subnets on different batches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
+from dreams_nas.core.console import warn
 from dreams_nas.core.errors import UserError
 from dreams_nas.core.seeds import derive_seed
 from dreams_nas.features.recording import Recording
@@ -32,38 +33,45 @@ class Recordings(Protocol):
         """One answer."""
 
 
-def recording_lengths(recordings: Recordings) -> list[int]:
-    """Tokens of each recording.
+def usable_lengths(recordings: Recordings) -> dict[int, int]:
+    """Tokens of each recording that has a token to supervise, by index; others are counted.
 
     Raises:
-        UserError: Nothing to train on, or an answer that leaves no token to supervise.
+        UserError: None is left to train on.
     """
-    if len(recordings) == 0:
-        raise UserError("no recorded answers to train on; collect some first")
-    lengths = []
+    lengths: dict[int, int] = {}
+    dropped: list[str] = []
     for index in range(len(recordings)):
         recording = recordings[index]
         if recording.num_answer_tokens < 2:
-            raise UserError(
-                f"recording '{recording.id}' has an answer of {recording.num_answer_tokens} "
-                "token(s), which supervises nothing; answers need 2 or more: leave it out"
-            )
-        lengths.append(len(recording.tokens_T))
+            dropped.append(recording.id)
+        else:
+            lengths[index] = len(recording.tokens_T)
+    if not lengths:
+        raise UserError(
+            f"none of {len(recordings)} recorded answers has 2 or more tokens, so there is nothing "
+            "to train on; collect answers first, or allow longer ones"
+        )
+    if dropped:
+        warn(
+            f"{len(dropped)} of {len(recordings)} recorded answers have fewer than 2 tokens and "
+            f"supervise nothing; they are left out (the first is '{dropped[0]}')"
+        )
     return lengths
 
 
 class BatchSampler:
     """Batches of answers of like length, every answer once per epoch."""
 
-    def __init__(self, lengths: Sequence[int], batch_tokens: int, seed: int) -> None:
+    def __init__(self, lengths: Mapping[int, int], batch_tokens: int, seed: int) -> None:
         """Sample from answers of these lengths.
 
         Args:
-            lengths: Tokens of each answer.
+            lengths: Tokens of each answer, by index.
             batch_tokens: Most padded tokens of a batch; a longer answer is a batch of its own.
             seed: Of the order.
         """
-        self._lengths, self._batch_tokens, self._seed = list(lengths), batch_tokens, seed
+        self._lengths, self._batch_tokens, self._seed = dict(lengths), batch_tokens, seed
         self._epochs: list[list[list[int]]] = []
         self._starts: list[int] = [0]
 
@@ -77,8 +85,8 @@ class BatchSampler:
 
     def _epoch(self, epoch: int) -> list[list[int]]:
         rng = np.random.default_rng(derive_seed(self._seed, "epoch", epoch))
-        order = rng.permutation(len(self._lengths)).tolist()
-        mean_length = sum(self._lengths) / len(self._lengths)
+        order = rng.permutation(list(self._lengths)).tolist()
+        mean_length = sum(self._lengths.values()) / len(self._lengths)
         pool = max(1, round(_POOL_BATCHES * self._batch_tokens / mean_length))
         batches: list[list[int]] = []
         for start in range(0, len(order), pool):

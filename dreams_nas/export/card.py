@@ -88,10 +88,9 @@ def _policy(policy: StaticTree | None) -> list[str]:
 def _measured(config: DraftConfig, bench: Mapping[str, Any]) -> list[str]:
     wanted = config.arch.model_dump(mode="json")
     policy = (config.policy or StaticTree()).describe()
+    arms = bench["summary"]["arms"]
     names = [
-        name
-        for name, arm in bench["arms"].items()
-        if arm["arch"] == wanted and arm["policy"] == policy
+        name for name, arm in arms.items() if arm["arch"] == wanted and arm["policy"] == policy
     ]
     if not names:
         raise UserError(
@@ -111,7 +110,7 @@ def _measured(config: DraftConfig, bench: Mapping[str, Any]) -> list[str]:
         "\n".join(bench["findings"]),
         "## Predicted",
     ]
-    predicted = bench["arms"][names[0]]["speedup_predicted"]
+    predicted = arms[names[0]]["speedup_predicted"]
     if predicted is None:
         return [*parts, "No speedup was predicted."]
     return [

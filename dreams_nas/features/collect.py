@@ -32,6 +32,8 @@ from dreams_nas.targets.huggingface import HuggingFaceTarget
 
 _TOKEN_BYTES = 8
 _IMPORTANCE_BYTES = 4
+_SAMPLE_BYTES = 1024
+"""Names and lengths of a sample in the headers."""
 
 
 def collect(
@@ -203,11 +205,14 @@ class _Job:
     def _largest_bytes(self, shard: Sequence[PlannedPrompt]) -> int:
         """Size of a shard whose answers all have the greatest length."""
         state_bytes = self.target.spec.dims.hidden * self.dtype.itemsize
-        num_tokens = sum(prompt.num_tokens + self.config.max_new_tokens for prompt in shard)
-        num_image_tokens = sum(prompt.num_image_tokens for prompt in shard)
-        return num_tokens * (
-            len(self.layer_ids) * state_bytes + _TOKEN_BYTES
-        ) + num_image_tokens * (state_bytes + _IMPORTANCE_BYTES)
+        token_bytes = len(self.layer_ids) * state_bytes + _TOKEN_BYTES
+        image_bytes = state_bytes + _IMPORTANCE_BYTES
+        return sum(
+            (prompt.num_tokens + self.config.max_new_tokens) * token_bytes
+            + prompt.num_image_tokens * image_bytes
+            + _SAMPLE_BYTES
+            for prompt in shard
+        )
 
     def start_manifest(self, split: str, record: dict[str, Any]) -> Manifest:
         """Description of the store while its shards are being made."""

@@ -41,7 +41,7 @@ class CollectVerbConfig(CollectConfig):
     data: str = "embedded:train"
     """Prompts: embedded:train (or choose, score, test), or a .jsonl or .json file."""
     count: int | None = Field(default=None, ge=1)
-    """Number of prompts, the first of a file; null: all of a file."""
+    """Number of prompts, the first of a file; null: all of a file, or 960 generated ones."""
     out: str = "features"
     """Folder of the feature store."""
     device: str = "auto"

@@ -13,6 +13,8 @@ from dreams_nas.core.files import hash_json
 from dreams_nas.features.conversation_files import ParsedConversation, parse_file
 
 EMBEDDED_SPLITS = ("train", "choose", "score", "test")
+NUM_GENERATED = 960
+"""Generated conversations when no count is given."""
 _EMBEDDED = "embedded:"
 
 
@@ -103,7 +105,8 @@ def load_conversations(
 
     Args:
         source: Name or path.
-        count: Number of conversations, the first of a file; None takes all of a file.
+        count: Number of conversations, the first of a file; None takes all of a file, or
+            `NUM_GENERATED`.
         seed: Seed of generated conversations.
 
     Raises:
@@ -121,6 +124,12 @@ def load_conversations(
     for conversation in loaded:
         conversation.check_images()
     return loaded
+
+
+def split_of(source: str | Path) -> str:
+    """Split that a named data set is for; empty for a file."""
+    name = str(source)
+    return name.removeprefix(_EMBEDDED) if name.startswith(_EMBEDDED) else ""
 
 
 def check_ids(conversations: Sequence[Conversation]) -> None:
@@ -152,9 +161,7 @@ def _generate(split: str, count: int | None, seed: int) -> list[Conversation]:
     if split not in EMBEDDED_SPLITS:
         names = [f"{_EMBEDDED}{name}" for name in EMBEDDED_SPLITS]
         raise unknown_error("data set", f"{_EMBEDDED}{split}", names)
-    if count is None:
-        raise UserError(f"{_EMBEDDED}{split}: is generated; say how many conversations (count)")
     from dreams_nas.targets.embedded import generator
 
-    made = generator.conversations(split, count, seed)
+    made = generator.conversations(split, NUM_GENERATED if count is None else count, seed)
     return [Conversation(c.id, tuple(c.messages), tuple(c.images)) for c in made]

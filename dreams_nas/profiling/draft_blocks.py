@@ -20,6 +20,7 @@ from dreams_nas.decode.drafting import ReadyDraft
 from dreams_nas.draft.cache import DraftCache
 from dreams_nas.draft.layers import Rotary, forward_rows, fuse, head
 from dreams_nas.draft.weights import DraftWeights
+from dreams_nas.latency.blocks import Dims
 from dreams_nas.profiling.draft_passes import DraftPasses
 from dreams_nas.profiling.grids import Grids, fan_tree
 from dreams_nas.profiling.points import PointSet, Terms, add_terms
@@ -48,7 +49,7 @@ class DraftBlocks:
         """`draft_layer`: the first one alone, a further one as a slope."""
         has_next = self._grids.depths[-1] > 1
         for num_kv_heads, ffn in self._grids.layer_sizes:
-            size = {"num_kv_heads": num_kv_heads, "ffn": ffn}
+            size: Dims = {"num_kv_heads": num_kv_heads, "ffn": ffn}
             caches = {
                 depth: self._cache(num_kv_heads, ffn, depth)
                 for depth in ((1, SLOPE_DEPTH) if has_next else (1,))
@@ -59,7 +60,7 @@ class DraftBlocks:
                         depth: self._add_layer_pass(points, weights, cache, q, kv, size)
                         for depth, (weights, cache) in caches.items()
                     }
-                    dims = {**size, "position": "first"}
+                    dims: Dims = {**size, "position": "first"}
                     points.add_entry("draft_layer", q, kv, dims, {keys[1]: 1.0})
                     if has_next:
                         share = 1.0 / (SLOPE_DEPTH - 1)
@@ -78,7 +79,7 @@ class DraftBlocks:
         cache: DraftCache,
         q: int,
         kv: int,
-        size: dict[str, int],
+        size: Dims,
     ) -> str:
         embeddings_1QD = self._drafts.normal(1, q, self._hidden)
         states_1QD = self._drafts.normal(1, q, self._hidden)
@@ -176,7 +177,7 @@ class DraftBlocks:
     def _layer_terms(self, points: PointSet, draft: ReadyDraft, q: int, kv: int) -> Terms:
         weights = draft.weights
         layer = weights.layers[0]
-        size = {
+        size: Dims = {
             "num_kv_heads": layer.k.shape[0] // weights.head_size,
             "ffn": layer.gate.shape[0],
         }
@@ -194,7 +195,12 @@ class DraftBlocks:
                     weights = self._drafts.weights(num_kv_heads, ffn, depth, num_taps=taps, vocab=1)
                     layer_ids = tuple(range(taps))  # how many matters here, not which
                     draft = ReadyDraft(weights, None, layer_ids, 1.0, self._drafts.rotary)
-                    dims = {"num_kv_heads": num_kv_heads, "ffn": ffn, "depth": depth, "taps": taps}
+                    dims: Dims = {
+                        "num_kv_heads": num_kv_heads,
+                        "ffn": ffn,
+                        "depth": depth,
+                        "taps": taps,
+                    }
                     for q in self._grids.prefill_rows:
                         run = self._passes.prefill(draft, q)
                         points.add("draft_prefill", q, 0, dims, run, disturb, every=6)

@@ -102,7 +102,8 @@ def add_terms(*parts: tuple[float, Terms]) -> Terms:
 def _neighbours(values: list[int], wanted: int) -> list[tuple[int, float]]:
     """The measured values around the wanted one with their shares."""
     axis = sorted(set(values))
-    assert axis and axis[0] <= wanted <= axis[-1], f"{wanted} is outside {axis}"
+    assert axis, "nothing was measured"
+    assert axis[0] <= wanted <= axis[-1], f"{wanted} is outside {axis}"
     above = bisect.bisect_left(axis, wanted)
     if axis[above] == wanted:
         return [(wanted, 1.0)]

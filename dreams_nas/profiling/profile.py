@@ -2,29 +2,19 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator
-
-from dreams_nas.core.config import Config
 from dreams_nas.core.console import Progress, progress, say, warn
-from dreams_nas.core.device import (
-    Attention,
-    Deployment,
-    Dtype,
-    Mode,
-    build_deployment,
-    identify_device,
-)
+from dreams_nas.core.device import Deployment, build_deployment, identify_device
 from dreams_nas.core.errors import UserError
 from dreams_nas.core.files import format_bytes
 from dreams_nas.core.lock import machine_lock, warn_if_loaded
 from dreams_nas.core.provenance import command_line, package_versions
 from dreams_nas.core.seeds import derive_seed
 from dreams_nas.latency.table import LatencyTable, Sentinel, TableHeader
+from dreams_nas.profiling.config import ProfileConfig
 from dreams_nas.profiling.draft_blocks import DraftBlocks
 from dreams_nas.profiling.draft_passes import DraftPasses
 from dreams_nas.profiling.grids import Grids, likely_tree, plan_grids
@@ -36,7 +26,7 @@ from dreams_nas.profiling.timers import (
     Clock,
     DeviceClock,
     Measurement,
-    TimerConfig,
+    Point,
     measure_points,
 )
 from dreams_nas.profiling.validation import choose_cases, validate_table
@@ -46,50 +36,6 @@ from dreams_nas.targets.protocol import Target
 
 _BUILD_SHARE = 0.7
 """Share of the budget for blocks; the rest is for validation."""
-
-
-class ProfileConfig(Config):
-    """What is measured, and for how long."""
-
-    target: str = "embedded"
-    """`embedded`, a folder or a hub id."""
-    space: str = "demo"
-    """Search space whose drafts will be priced: a shipped name or a YAML file."""
-    out: Path = Path("runs/profile")
-    """Folder that `table.json` is written to."""
-    device: str = "auto"
-    """auto, cpu or cuda:N."""
-    dtype: Dtype = "float32"
-    """Precision of target and draft."""
-    mode: Mode = "eager"
-    """How a step runs; only eager can be measured."""
-    attention: Attention = "sdpa"
-    """Attention backend of the target."""
-    threads: int | None = Field(default=None, ge=1)
-    """CPU threads of one operation; null for all cores."""
-    seed: int = Field(default=0, ge=0)
-    """Root seed: weights of the measured drafts, order of the sweeps, validation cases."""
-    max_kv: int | None = Field(default=None, ge=1)
-    """Most committed rows, prompt and answer; null for half of the target's positions, at most
-    2,048."""
-    max_q: int | None = Field(default=None, ge=2)
-    """Most rows of a verification, n + 1; null for what the space's policies need."""
-    budget_s: float = Field(default=60.0, gt=0)
-    """Seconds that measuring may take, validation included; loading the target is not counted."""
-    num_random_drafts: int = Field(default=4, ge=0)
-    """Drafts of the space that the table is validated with, besides the space's two corners."""
-    timer: TimerConfig = TimerConfig()
-    """Repeats and gates."""
-
-    @field_validator("mode", mode="after")
-    @classmethod
-    def _validate_mode(cls, value: Mode) -> Mode:
-        if value != "eager":
-            raise ValueError(
-                "only eager passes can be measured so far, and times of different modes never "
-                "mix in one table; use eager"
-            )
-        return value
 
 
 class _Blocks(NamedTuple):
@@ -216,7 +162,7 @@ def _measure(
     rng = np.random.default_rng(derive_seed(config.seed, "profile", "order"))
     points = list(blocks.points.points.values())
     kv = blocks.grids.mid_kv
-    sentinel = blocks.points.points[f"target_step q=1 kv={kv}"]
+    sentinel = Point("sentinel", blocks.target.step(kv))
     found = measure_points(
         points,
         clock,

@@ -10,6 +10,7 @@ Shapes: B batch, R roots, D hidden, N rows with a token to propose, V vocabulary
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -46,7 +47,7 @@ def record_rank_paths(
 
     Args:
         weights: The draft; its head holds at least the largest prefix.
-        recordings: Answers of two tokens or more.
+        recordings: Recorded answers.
         embed: The target's token embedding.
         target_layer_ids: Taps of the draft.
         keep_ratio: Share of the image tokens that the draft sees.
@@ -63,15 +64,18 @@ def record_rank_paths(
     """
     sizes = sorted(set(num_vocabs))
     if not recordings:
-        raise UserError("replay needs at least one recorded answer of 2 or more tokens")
+        raise UserError("replay needs at least one recorded answer")
     if sizes[0] < 1 or sizes[-1] > len(weights.head_VD):
         raise UserError(
             f"vocabulary sizes {sizes} must lie in 1..{len(weights.head_VD)}, the draft's head rows"
         )
     weights = weights._replace(head_VD=weights.head_VD[: sizes[-1]])
     index_of_V = index_in_order(vocab_order.to(weights.fc.device))
-    ranks: list[np.ndarray] = [np.empty(0)] * len(recordings)
-    for group in length_buckets([len(r.tokens_T) for r in recordings], batch_tokens):
+    # An answer of one token has no root: its block stays empty.
+    ranks = [np.empty((0, num_levels, len(sizes)), dtype=np.int64)] * len(recordings)
+    usable = [i for i, r in enumerate(recordings) if r.num_answer_tokens > 1]
+    for places in length_buckets([len(recordings[i].tokens_T) for i in usable], batch_tokens):
+        group = [usable[place] for place in places]
         samples = [recordings[i] for i in group]
         blocks = _batch_ranks(
             weights, samples, embed, target_layer_ids, keep_ratio, index_of_V, sizes, num_levels
@@ -163,7 +167,7 @@ def count_above(logits_NV: Tensor, row_N: Tensor, sizes: Sequence[int]) -> Tenso
     # Written as floats: comparing into booleans and summing those takes three times as long.
     flags_NV = torch.gt(logits_NV, own_N1, out=torch.empty_like(logits_NV))
     bounds = [0, *sizes]
-    above = [flags_NV[:, a:b].sum(dim=1, dtype=torch.float32) for a, b in zip(bounds, bounds[1:], strict=False)]
+    above = [flags_NV[:, a:b].sum(dim=1, dtype=torch.float32) for a, b in pairwise(bounds)]
     ranks = torch.stack(above, dim=1).to(torch.int64).cumsum(dim=1)
     torch.eq(logits_NV, own_N1, out=flags_NV)
     for tied in (flags_NV.sum(dim=1, dtype=torch.float32) > 1).nonzero().flatten().tolist():

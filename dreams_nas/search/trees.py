@@ -23,7 +23,7 @@ from dreams_nas.space.tree import RankPath, StaticTree
 from dreams_nas.space.walks import walk
 
 NUM_SCORED = 12
-"""Trees that are walked after the screening."""
+"""Trees that are walked after the screening. More of them fit the noise of the *choose* prompts."""
 
 MAX_WIDTHS = (1, 2, 4, None)
 """Limits of w_d that are tried; None is no limit."""

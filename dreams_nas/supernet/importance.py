@@ -119,11 +119,12 @@ def apply_order(
 
 
 def _permuted(tensor: Tensor, name: str, order: LayerOrder) -> Tensor:
-    num_groups = len(order.groups_K)
     if name in _HEAD_ROWS:
-        return tensor.unflatten(0, (num_groups, -1))[order.groups_K].flatten(0, 1)
+        rows_KRD: Tensor = tensor.unflatten(0, (len(order.groups_K), -1))
+        return rows_KRD[order.groups_K].flatten(0, 1)
     if name == "o":
-        return tensor.unflatten(1, (num_groups, -1))[:, order.groups_K].flatten(1, 2)
+        columns_DKC: Tensor = tensor.unflatten(1, (len(order.groups_K), -1))
+        return columns_DKC[:, order.groups_K].flatten(1, 2)
     if name in _FFN_ROWS:
         return tensor[order.channels_I]
     if name == "down":

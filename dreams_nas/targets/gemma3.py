@@ -40,7 +40,7 @@ class Gemma3TextTarget(HuggingFaceTarget):
         # transformers caps the logits in its text-only class alone.
         if cap is None or self.takes_images:
             return logits
-        return torch.tanh(logits / cap) * cap
+        return (logits / cap).tanh() * cap
 
 
 class Gemma3Target(Gemma3TextTarget):

@@ -108,7 +108,7 @@ def build_inputs(
         )
     is_image_T = torch.zeros_like(input_ids_T, dtype=torch.bool)
     if target.takes_images:
-        is_image_T = input_ids_T == target.image_token_id
+        is_image_T = input_ids_T.eq(target.image_token_id)
     counts = target.num_image_tokens(model_inputs)
     num_image_tokens = int(is_image_T.sum())
     if sum(counts) != num_image_tokens:

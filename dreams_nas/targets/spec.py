@@ -14,10 +14,8 @@ from dreams_nas.targets.protocol import TargetSpec
 
 _HASH_CHARS = 16
 _ROWS_PER_CHUNK = 8192
-_NAME_KEYS = frozenset(
-    "_name_or_path name_or_path architectures transformers_version dtype torch_dtype id2label "
-    "label2id _attn_implementation_internal _attn_implementation attn_implementation".split()
-)
+_NAME_KEYS = {"_name_or_path", "name_or_path", "architectures", "transformers_version", "dtype"}
+_NAME_KEYS |= {"torch_dtype", "id2label", "label2id", "attn_implementation"}
 
 
 def build_spec(model: Any, tokenizer: Any, name: str | None = None) -> TargetSpec:

@@ -20,7 +20,9 @@ def train(
     ),
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
     steps: Annotated[int, typer.Option(help="Steps of the whole model; 0: as shipped.")] = 0,
-    vision_steps: Annotated[int, typer.Option(help="Steps of the vision tower; 0: as shipped.")] = 0,
+    vision_steps: Annotated[
+        int, typer.Option(help="Steps of the vision tower; 0: as shipped.")
+    ] = 0,
 ) -> None:
     """Train the target from scratch."""
     import torch

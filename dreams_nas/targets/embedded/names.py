@@ -19,7 +19,9 @@ WORDS = tuple(
     Spice Spruce Star Stone Storm Summer Sunset Swan Thistle Thunder Tiger Timber Topaz Tulip
     Tundra Turtle Valley Vanilla Velvet Violet Walnut Water Willow Winter Wolf Zebra Zinc""".split()
 )
-_ONSETS = tuple("b br c ch d dr f fl g gr h j k kl l m n p pl qu r s sh sk st t th tr v w z".split())
+_ONSETS = tuple(
+    "b br c ch d dr f fl g gr h j k kl l m n p pl qu r s sh sk st t th tr v w z".split()
+)
 _VOWELS = tuple("a e i o u ai ea ee ia o a e".split())
 _CODAS = ("", "", "l", "n", "r", "s", "m", "nd", "rt", "x", "th", "ck", "v")
 

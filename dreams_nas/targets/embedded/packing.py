@@ -87,6 +87,15 @@ def patch_targets_of(chart: Chart) -> np.ndarray:
     return whole.reshape(NUM_IMAGE_TOKENS, 4)
 
 
+def seen_by_probe(charts: list[Chart]) -> tuple[Tensor, Tensor]:
+    """Return the pictures [B, 3, 96, 96] and patch targets [B, M, 4] of charts, B = 0 included."""
+    if not charts:
+        size = (0, 3, IMAGE_SIZE, IMAGE_SIZE)
+        return torch.zeros(size), torch.zeros(0, NUM_IMAGE_TOKENS, 4, dtype=torch.long)
+    targets = np.stack([patch_targets_of(chart) for chart in charts])
+    return to_pixels([draw_chart(chart) for chart in charts]), torch.from_numpy(targets)
+
+
 PROBE_SIZES = (6, len(COLOUR_NAMES), NUM_LEVELS, len(KINDS))
 """Number of classes of each column of the patch targets."""
 
@@ -153,15 +162,14 @@ class Packer:
             packed[:, i, : rows.shape[1]] = rows
         charts = [chart for chart, with_image, _ in built if with_image]
         ids, labels, groups, positions = torch.from_numpy(packed)
-        pixels = to_pixels([draw_chart(c) for c in charts]) if charts else torch.zeros(0)
-        targets = np.stack([patch_targets_of(c) for c in charts]) if charts else np.zeros((0,))
+        pixels, targets = seen_by_probe(charts)
         return TrainingBatch(
             ids=ids,
             labels=labels,
             groups=groups,
             positions=positions,
             pixels=pixels,
-            patch_targets=torch.from_numpy(targets),
+            patch_targets=targets,
         )
 
 

@@ -169,7 +169,9 @@ def _single(t: _Teller, rng: random.Random) -> tuple[str, str]:
     name, mark = t.chart.names[i], MARK_WORDS[t.chart.kind]
     place = f"It is the {ORDINALS[i]} of the {t.plural()}"
     if rng.random() < 0.5:
-        text = f"The value of {t.name(i)} is {t.value(i)}. {place}, and its colour is {t.colour(i)}."
+        text = (
+            f"The value of {t.name(i)} is {t.value(i)}. {place}, and its colour is {t.colour(i)}."
+        )
         return f"What is the value of {name}?", text
     text = f"The {mark} of {t.name(i)} is {t.colour(i)}. {place}, and its value is {t.value(i)}."
     return f"What colour is {name}?", text

@@ -15,11 +15,11 @@ from tqdm import tqdm
 from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
 from dreams_nas.core.files import atomic_dir
-from dreams_nas.targets.embedded.charts import build_chart, draw_chart
+from dreams_nas.targets.embedded.charts import build_chart
 from dreams_nas.targets.embedded.checkpoint import load_checkpoint, save_checkpoint
 from dreams_nas.targets.embedded.learning import Probe, Schedule, image_features, step_loss
 from dreams_nas.targets.embedded.model import build_config, build_model
-from dreams_nas.targets.embedded.packing import Packer, patch_targets_of, to_pixels
+from dreams_nas.targets.embedded.packing import Packer, seen_by_probe
 from dreams_nas.targets.embedded.tokens import build_processor, build_tokenizer
 
 SAVE_EVERY_S = 180.0
@@ -39,7 +39,11 @@ class Trainer:
         self.probe = Probe(self.model.config.text_config.hidden_size)
         self.packer = Packer(tokenizer, schedule.max_tokens, schedule.seed)
         self.optimiser = torch.optim.AdamW(
-            self._groups(), lr=0.0, betas=(0.9, 0.98), weight_decay=schedule.weight_decay
+            self._groups(),
+            lr=0.0,
+            betas=(0.9, 0.98),
+            weight_decay=schedule.weight_decay,
+            fused=True,
         )
 
     @property
@@ -66,27 +70,29 @@ class Trainer:
             group["lr"] = schedule.rates(step)[0 if group["sees"] else 1]
         self.optimiser.zero_grad(set_to_none=True)
         if step < schedule.vision_steps:
-            loss, right = self._vision_loss(step)
-            figures = dict(zip(("place", "colour", "value", "kind"), right.tolist(), strict=True))
+            pixels, targets = self._charts(step, schedule.vision_batch)
+            loss, seen = self.probe.loss(image_features(self.model, pixels), targets)
+            figures = {}
         else:
             first = (step - schedule.vision_steps) * schedule.batch
             batch = self.packer.batch("train", range(first, first + schedule.batch))
-            loss, accuracy = step_loss(self.model, self.probe, batch, schedule.probe_weight)
-            figures = {"right": accuracy}
+            extra = self._charts(step, schedule.probe_batch)
+            loss, right, seen = step_loss(
+                self.model, self.probe, batch, extra, schedule.probe_weight
+            )
+            figures = {"right": right}
+        figures |= dict(zip(("place", "colour", "value", "kind"), seen.tolist(), strict=True))
         cast(Tensor, loss).backward()  # type: ignore[no-untyped-call]
         trained = [p for group in self.optimiser.param_groups for p in group["params"]]
         nn.utils.clip_grad_norm_(trained, schedule.clip)
         self.optimiser.step()
         return {"loss": loss.item(), **figures}
 
-    def _vision_loss(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return loss and accuracies of the probe on fresh charts of another seed."""
+    def _charts(self, step: int, count: int) -> tuple[Tensor, Tensor]:
+        """Return fresh pictures and patch targets for the probe, of another seed than the text."""
         first = step * self.schedule.vision_batch
-        numbers = range(first, first + self.schedule.vision_batch)
-        charts = [build_chart("train", i, self.schedule.seed + 1000) for i in numbers]
-        features = image_features(self.model, to_pixels([draw_chart(c) for c in charts]))
-        targets = torch.stack([torch.from_numpy(patch_targets_of(c).copy()) for c in charts])
-        return self.probe.loss(features, targets)
+        seed = self.schedule.seed + 1000
+        return seen_by_probe([build_chart("train", first + i, seed) for i in range(count)])
 
 
 def export_weights(
@@ -132,9 +138,7 @@ def train(out: Path, schedule: Schedule, *, quiet: bool = False) -> Path:
             schedule.vision_steps,
             schedule.total_steps,
         ):
-            save_checkpoint(
-                out, step, asdict(schedule), trainer.modules, trainer.optimiser
-            )
+            save_checkpoint(out, step, asdict(schedule), trainer.modules, trainer.optimiser)
             saved = time.monotonic()
     bar.close()
     export_weights(trainer.model, trainer.tokenizer, out / WEIGHTS)

@@ -1,0 +1,91 @@
+"""`dreams-nas bench`: drafts against plain decoding, measured and proven lossless."""
+
+from typing import Annotated
+
+import typer
+
+from dreams_nas.core.config import Config
+from dreams_nas.core.console import print_json_line, print_table
+from dreams_nas.core.errors import RunError
+
+from .options import RunFlags, verb
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+
+    @verb(app, "dreams_nas.bench.config:BenchConfig")
+    def bench(
+        config: Config,
+        flags: RunFlags,
+        draft: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--draft",
+                metavar="[NAME=]DIR",
+                help="Draft folder; may be repeated. The first one without a name is `winner`.",
+            ),
+        ] = None,
+        data: Annotated[
+            str | None,
+            typer.Option("--data", metavar="DATA", help="`embedded:test` or a file."),
+        ] = None,
+        num_prompts: Annotated[
+            int | None, typer.Option("--num-prompts", metavar="N", min=1, help="Prompts decoded.")
+        ] = None,
+        max_new_tokens: Annotated[
+            int | None,
+            typer.Option("--max-new-tokens", metavar="N", min=2, help="Longest answer, tokens."),
+        ] = None,
+        passes: Annotated[
+            int | None, typer.Option("--passes", metavar="N", min=1, help="Interleaved passes.")
+        ] = None,
+        table: Annotated[
+            str | None,
+            typer.Option("--table", metavar="FILE", help="Latency table; predicts the speedup."),
+        ] = None,
+        chain: Annotated[
+            int | None,
+            typer.Option("--chain", metavar="LEVELS", min=1, help="Draft chains, not trees."),
+        ] = None,
+        allow_mismatch: Annotated[
+            bool,
+            typer.Option("--allow-mismatch", help="Only warn about a table measured elsewhere."),
+        ] = False,
+    ) -> None:
+        """Measure drafts against plain decoding, prove them lossless, replay the winner."""
+        from dreams_nas.bench.arms import parse_drafts
+        from dreams_nas.bench.config import BenchConfig, with_given
+        from dreams_nas.bench.run import bench as run
+        from dreams_nas.bench.summary import (
+            DEFINITIONS,
+            HEADERS,
+            conditions,
+            findings,
+            summary_line,
+            table_rows,
+        )
+
+        assert isinstance(config, BenchConfig)
+        report = run(
+            with_given(
+                config,
+                drafts=parse_drafts(draft) if draft else None,
+                data=data,
+                num_prompts=num_prompts,
+                max_new_tokens=max_new_tokens,
+                num_passes=passes,
+                table=table,
+                chain=chain,
+                allow_mismatch=allow_mismatch or None,
+            ),
+            flags.quiet,
+        )
+        print_table(HEADERS, table_rows(report), "\n".join(conditions(report)))
+        print("\n".join([*DEFINITIONS, *findings(report)]))
+        print_json_line(summary_line(report))
+        if wrong := report.losslessness.mismatched_tokens:
+            raise RunError(
+                f"{wrong} answers differ from plain decoding where the target's logits are not "
+                "tied: decoding is not lossless here"
+            )

@@ -1,0 +1,113 @@
+"""`dreams-nas profile`: measure this machine into a latency table."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dreams_nas.core.config import build_config
+from dreams_nas.core.console import print_json_line, print_table
+from dreams_nas.core.errors import UserError
+
+from .options import RunFlags, verb
+
+if TYPE_CHECKING:
+    from dreams_nas.latency.table import LatencyTable
+    from dreams_nas.profiling.config import ProfileConfig
+
+_CONFIG = "dreams_nas.profiling.config:ProfileConfig"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+
+    @verb(app, _CONFIG)
+    def profile(
+        config: "ProfileConfig",
+        flags: RunFlags,
+        space: Annotated[
+            str | None,
+            typer.Option("--space", metavar="NAME", help="Search space: shipped, or a YAML file."),
+        ] = None,
+        max_kv: Annotated[
+            int | None, typer.Option("--max-kv", metavar="N", help="Most committed rows.")
+        ] = None,
+        max_q: Annotated[
+            int | None, typer.Option("--max-q", metavar="N", help="Most verified rows, n + 1.")
+        ] = None,
+        budget_s: Annotated[
+            float | None, typer.Option("--budget-s", metavar="S", help="Seconds to measure.")
+        ] = None,
+    ) -> None:
+        """Measure what every block of a decoding round costs on this machine -> table.json."""
+        given = {"space": space, "max_kv": max_kv, "max_q": max_q, "budget_s": budget_s}
+        config = _with_flags(config, given)
+        _run(config, flags)
+
+
+def _with_flags(config: "ProfileConfig", given: dict[str, Any]) -> "ProfileConfig":
+    values = {key: value for key, value in given.items() if value is not None}
+    data = {**config.model_dump(mode="json"), **values}
+    origins = {key: f"--{key.replace('_', '-')} {value}" for key, value in values.items()}
+    return build_config(type(config), data, "the command line", origins)
+
+
+def _run(config: "ProfileConfig", flags: RunFlags) -> None:
+    path = config.out / "table.json"
+    if path.exists() and not flags.force:
+        raise UserError(f"{path} is there already; pass --force to measure again, or another --out")
+    from dreams_nas.profiling.run import run_profile
+
+    table = run_profile(config, quiet=flags.quiet)
+    _print_summary(table)
+    print_json_line({"table": path.as_posix(), **_summary(table)})
+
+
+def _print_summary(table: "LatencyTable") -> None:
+    rows = []
+    for block in dict.fromkeys(entry.block for entry in table.entries):
+        entries = [entry for entry in table.entries if entry.block == block]
+        times = sorted(entry.median_ms for entry in entries)
+        rows.append(
+            (
+                block,
+                len(entries),
+                max(entry.q for entry in entries),
+                max(entry.kv for entry in entries),
+                times[0],
+                times[-1],
+                min(entry.n for entry in entries),
+            )
+        )
+    header = table.header
+    print_table(
+        ("block", "entries", "max q", "max kv", "least ms", "most ms", "least n"),
+        rows,
+        f"{header.deployment.key}, torch {header.torch}",
+    )
+    validation = table.validation or {}
+    kinds = ("rounds", "first_rounds", "drafts")
+    print_table(
+        ("validated with", "cases", "MAPE", "p95", "bias", "within 10 %", "Kendall tau"),
+        [
+            (
+                kind,
+                *(
+                    validation[kind]["table"][name]
+                    for name in ("num_cases", "mape", "p95", "bias", "hit_10", "kendall_tau")
+                ),
+            )
+            for kind in kinds
+        ],
+    )
+
+
+def _summary(table: "LatencyTable") -> dict[str, Any]:
+    validation = table.validation or {}
+    return {
+        "hash": table.hash,
+        "num_entries": len(table.entries),
+        "deployment": table.header.deployment.model_dump(mode="json"),
+        "seconds": validation["seconds"],
+        "num_unsteady": len(validation["unsteady"]),
+        **{kind: validation[kind]["table"] for kind in ("rounds", "first_rounds", "drafts")},
+    }
