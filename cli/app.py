@@ -23,7 +23,6 @@ VERBS = (
     "export",
     "bench",
     "generate",
-    "validate",
     "report",
     "doctor",
 )

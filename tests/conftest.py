@@ -15,8 +15,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_machine_lock() -> Iterator[None]:
@@ -35,9 +33,3 @@ def _fixed_seeds() -> None:
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
         torch.manual_seed(0)
-
-
-@pytest.fixture(scope="session")
-def repository() -> Path:
-    """The folder of the checkout."""
-    return REPOSITORY

@@ -57,6 +57,7 @@ def build_llava(
     dtype: torch.dtype = torch.float32, *, num_layers: int = 2, seed: int = 0, **settings: Any
 ) -> HuggingFaceTarget:
     """A random LLaVA that reads conversations."""
+    torch.manual_seed(seed)  # the tower's class token keeps the value it was made with
     model = build_model("llava", num_layers=num_layers, seed=seed).to(dtype)
     return LlavaTarget(model, build_processor(**settings), name="tiny")
 

@@ -15,6 +15,8 @@ from transformers import (
     Gemma3Config,
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
+    Gemma3ImageProcessorPil,
+    Gemma3Processor,
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -289,6 +291,19 @@ def build_llava_processor(patch_size: int = 4) -> LlavaProcessor:
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
         chat_template=TEMPLATE,
+    )
+
+
+def build_gemma3_processor() -> Gemma3Processor:
+    """The processor of the tiny Gemma3: an image stands as w83, which becomes w83 <image>* w84."""
+    tokenizer = build_tokenizer()
+    tokenizer.boi_token, tokenizer.boi_token_id = "w83", 83
+    tokenizer.eoi_token, tokenizer.eoi_token_id = "w84", 84
+    return Gemma3Processor(
+        Gemma3ImageProcessorPil(size={"height": 16, "width": 16}),
+        tokenizer,
+        chat_template=TEMPLATE.replace("<image>", "w83"),
+        image_seq_length=4,
     )
 
 

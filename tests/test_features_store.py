@@ -9,6 +9,7 @@ import pytest
 import torch
 from feature_data import TEMPLATE, build_llava, conversation, conversations
 from PIL import Image
+from target_models import IMAGE_TOKEN
 
 from dreams_nas.core.errors import RunError, UserError
 from dreams_nas.core.files import read_json
@@ -308,11 +309,15 @@ def test_empty_answers_are_dropped_and_counted(tmp_path: Path) -> None:
 def test_answers_with_image_tokens_are_dropped(tmp_path: Path) -> None:
     target = build_llava(torch.float64)
     weight = target.model.lm_head.weight
-    weight.data[90] = 50 * weight.data[make(target, tmp_path / "a", 1)[0].tokens_T[-1]]
-    found = make(target, tmp_path / "b", 4)
+    weight.data[IMAGE_TOKEN] = 0
+    # The image token wins wherever the last token of the first answer would have.
+    token = make(target, tmp_path / "a", 1)[0].tokens_T[-1]
+    weight.data[IMAGE_TOKEN] = 1.001 * weight.data[token]
+    found = make(target, tmp_path / "b")
     dropped = [s for s in found.manifest.skipped if "stands for an image" in s.reason]
-    assert dropped
-    assert all(90 not in found.answer(index).tolist() for index in range(len(found)))
+    assert "c0" in {skipped.id for skipped in dropped}
+    assert len(found) + len(dropped) == 10
+    assert all(IMAGE_TOKEN not in found.answer(index).tolist() for index in range(len(found)))
 
 
 def test_bad_input_is_refused(target: HuggingFaceTarget, tmp_path: Path) -> None:

@@ -61,10 +61,16 @@ def test_outside_the_measured_range_names_block_value_range_and_command(
         grid(q, kv)
 
 
-def test_below_the_measured_range_asks_for_less() -> None:
+def test_below_the_measured_range_is_an_error_too() -> None:
     grid = build_table(kvs=(64, 256)).grid("target_step")
-    with pytest.raises(UserError, match=r"target_step: kv = 10, .*profile --min-kv 10"):
+    with pytest.raises(UserError, match=r"target_step: kv = 10, but only 64 to 256 .*profile`"):
         grid(1, 10)
+
+
+def test_a_prompt_longer_than_the_measured_prefills_asks_for_more_kv() -> None:
+    grid = build_table().grid("draft_prefill", num_kv_heads=4, ffn=512, depth=1, taps=3)
+    with pytest.raises(UserError, match=r"q = 639, but only 1 to 512 .*profile --max-kv 639"):
+        grid(639)
 
 
 def test_a_block_that_was_not_measured_is_named_with_what_there_is() -> None:

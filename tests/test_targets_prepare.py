@@ -5,6 +5,7 @@ import torch
 from PIL import Image
 from target_models import (
     IMAGE_TOKEN,
+    build_gemma3_processor,
     build_llava_processor,
     build_model,
     build_target,
@@ -84,6 +85,19 @@ def test_prompt_longer_than_the_positions_is_refused(llava):
         llava.prepare([{"role": "user", "content": "w5 " * 511}])
     prompt = llava.prepare([{"role": "user", "content": "w5 " * 510}])
     assert len(prompt.input_ids_T) == 512
+
+
+@pytest.mark.parametrize("num_images", [0, 1, 2])
+def test_gemma3_gets_its_token_types(num_images):
+    target = wrap_model(build_model("gemma3"), build_gemma3_processor())
+    messages = [{"role": "user", "content": [IMAGE, QUESTION] * num_images or [QUESTION]}]
+    prompt = target.prepare(messages, [picture()] * num_images)
+    block = [83] + [IMAGE_TOKEN] * 4 + [84, 5, 6]
+    assert prompt.input_ids_T.tolist() == [USER] + (block * num_images or [5, 6]) + [ASSISTANT]
+    assert prompt.image_spans == ((2, 6), (10, 14))[:num_images]
+    types_T = prompt.model_inputs["token_type_ids"][0]
+    assert torch.equal(types_T == 1, prompt.input_ids_T == IMAGE_TOKEN)
+    assert target.prefill(prompt, target.build_cache(64)).logits_V.shape == (97,)
 
 
 def test_text_target_reads_text_alone():

@@ -13,7 +13,7 @@ C = TypeVar("C", bound=Config)
 class MeasureConfig(Config):
     """How arms are timed."""
 
-    max_new_tokens: int = Field(default=160, ge=2)
+    max_new_tokens: int = Field(default=128, ge=2)
     """Most tokens of an answer."""
     num_passes: int = Field(default=3, ge=1)
     """Times that every arm decodes every prompt; the median counts."""
@@ -50,7 +50,7 @@ class BenchConfig(MeasureConfig, PlaceConfig):
     allow_mismatch: bool = False
     """Only warn when the table was measured elsewhere."""
     seed: int = Field(default=0, ge=0)
-    """Seed of generated prompts."""
+    """Root seed; generated prompts are those of a run with this seed."""
     out: str | None = None
     """Folder for bench.json, prompts.csv and summary.md; null writes none."""
 
@@ -66,7 +66,7 @@ class GenerateConfig(PlaceConfig):
     """Image files, shown before the prompt in this order."""
     prompt: str = ""
     """What to ask."""
-    max_new_tokens: int = Field(default=160, ge=0)
+    max_new_tokens: int = Field(default=128, ge=0)
     """Most tokens of the answer."""
 
 

@@ -136,11 +136,8 @@ def _search_part(artefacts: RunArtefacts, folder: Path) -> list[str]:
         parts.append(markdown_table(headers, rows))
     if lift := search["lift"]:
         headers = ("choice", "winner", "instead", "speedup predicted", "lift")
-        rows = [
-            [r["dimension"], _text(r["winner"]), _text(r["baseline"]), r["speedup_predicted"]]
-            + [r["lift"]]
-            for r in lift
-        ]
+        keys = ("dimension", "winner", "baseline", "speedup_predicted", "lift")
+        rows = [[_text(r[k]) if k in keys[1:3] else r[k] for k in keys] for r in lift]
         parts.append("What each choice is worth, the others kept (lift above 1: it pays):")
         parts.append(markdown_table(headers, rows))
     return parts

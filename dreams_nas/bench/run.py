@@ -11,6 +11,7 @@ from dreams_nas.core.console import warn
 from dreams_nas.core.device import identify_device
 from dreams_nas.core.errors import UserError
 from dreams_nas.core.provenance import provenance
+from dreams_nas.core.seeds import derive_seed
 from dreams_nas.features.conversations import load_conversations
 from dreams_nas.latency.table import load_table
 from dreams_nas.targets.loading import load_target
@@ -36,7 +37,8 @@ def bench(config: BenchConfig, quiet: bool = False) -> BenchReport:
         )
     require_draft_folders(config.drafts)
     table = None if config.table is None else load_table(config.table)
-    conversations = load_conversations(config.data, config.num_prompts, config.seed)
+    seed = derive_seed(config.seed, "data-test")  # as a run does
+    conversations = load_conversations(config.data, config.num_prompts, seed)
     if len(conversations) < config.num_prompts:
         warn(f"{config.data} has {len(conversations)} prompts; {config.num_prompts} were asked for")
     start = time.perf_counter()

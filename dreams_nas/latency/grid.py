@@ -98,8 +98,10 @@ class Grid:
     ) -> UserError:
         is_known = not np.isnan(low)
         measured = f"only {low:g} to {high:g} was measured" if is_known else "nothing was measured"
-        flag = f"--min-{name}" if value < low else f"--max-{name}"
+        # A prefill's q is a prompt's length, which `profile` bounds by --max-kv.
+        flag = "--max-kv" if name == "kv" or "prefill" in self.key[0] else "--max-q"
+        command = "dreams-nas profile" if value < low else f"dreams-nas profile {flag} {value:g}"
         return UserError(
             f"latency of {describe_group(self.key)}: {name} = {value:g}{where}, but {measured}; "
-            f"a table is never extrapolated, measure it with `dreams-nas profile {flag} {value:g}`"
+            f"a table is never extrapolated, measure it with `{command}`"
         )

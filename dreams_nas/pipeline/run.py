@@ -29,7 +29,8 @@ from dreams_nas.pipeline.finetune import finetune, load_evaluation, load_publish
 from dreams_nas.pipeline.replayed import as_deployed
 from dreams_nas.pipeline.run_folder import RunFolder, Stage
 from dreams_nas.pipeline.search import search
-from dreams_nas.profiling.profile import ProfileConfig, profile
+from dreams_nas.profiling.config import ProfileConfig
+from dreams_nas.profiling.profile import profile
 from dreams_nas.search.result import SearchResult, load_result
 from dreams_nas.space.arch import NAMED_ARCHS, DraftArch
 

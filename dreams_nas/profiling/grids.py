@@ -139,18 +139,17 @@ def plan_grids(
 
 
 def likely_tree(num_levels: int, num_nodes: int) -> StaticTree:
-    """A tree as a search finds them: its nodes are the likeliest if ranks halve in probability.
+    """A tree as a search finds them: its nodes are the likeliest if ranks quarter in probability.
 
-    It may have fewer levels than asked for, and fewer nodes where there are no more ranks.
+    Each further level halves it. The tree may have fewer levels than asked for, and fewer nodes where there are no more ranks.
     """
     chosen: list[RankPath] = []
     queue: list[tuple[int, int, RankPath]] = [(1, 1, (0,))]
     while queue and len(chosen) < num_nodes:
         cost, level, path = heapq.heappop(queue)
         chosen.append(path)
-        # A lower rank costs one halving; a deeper level costs one too, since drafts get worse.
         if path[-1] + 1 < _MAX_RANKS:
-            heapq.heappush(queue, (cost + 1, level, (*path[:-1], path[-1] + 1)))
+            heapq.heappush(queue, (cost + 2, level, (*path[:-1], path[-1] + 1)))
         if level < num_levels:
             heapq.heappush(queue, (cost + 1, level + 1, (*path, 0)))
     return StaticTree.from_paths(chosen)

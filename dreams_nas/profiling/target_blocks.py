@@ -88,8 +88,8 @@ class TargetBlocks:
 
         Args:
             points: Collects them.
-            disturb: What runs before a verification in a round: the draft. A plain step follows
-                another plain step.
+            disturb: What runs before a verification in a round: another target pass, and the
+                draft. A plain step follows another plain step.
         """
         kvs = self._grids.kv_points
         for kv in kvs:

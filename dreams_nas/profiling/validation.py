@@ -69,7 +69,7 @@ def choose_cases(
 
 def accepted_schedule(tree: StaticTree, num_rounds: int) -> list[int]:
     """How many nodes each round accepts: every number from none to all levels, in turn."""
-    return [(2 * i) % (tree.num_levels + 1) for i in range(num_rounds)]
+    return [i % (tree.num_levels + 1) for i in range(num_rounds)]
 
 
 def validate_table(

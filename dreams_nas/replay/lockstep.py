@@ -57,7 +57,6 @@ class ReplayTarget:
         self.dtype = target.dtype
         self._target = target
         self._recording = recording
-        self._next_T = torch.cat([recording.tokens_T[1:], recording.tokens_T[-1:]])
 
     def inputs(self) -> TargetInputs:
         """The recorded prompt; `prefill` reads nothing but its length."""
@@ -113,11 +112,13 @@ class ReplayTarget:
         *,
         target_layer_ids: Sequence[int] = (),
     ) -> VerifyOutput:
-        """What was recorded at the rows' positions; behind the end, at the last one."""
+        """What was recorded at the rows' positions; behind the end, nothing that was drafted."""
         last = len(self._recording.tokens_T) - 1
         positions_Q = (cache.length + depths_Q).clamp(max=last).to("cpu")
+        drafted = set(tokens_Q.tolist())
+        other = next(token for token in range(len(drafted) + 1) if token not in drafted)
         return VerifyOutput(
-            self._logits(positions_Q), self._features(positions_Q, target_layer_ids)
+            self._logits(positions_Q, other), self._features(positions_Q, target_layer_ids)
         )
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -142,11 +143,13 @@ class ReplayTarget:
         """As the real target."""
         return self._target.decode_text(tokens)
 
-    def _logits(self, positions_Q: Tensor) -> Tensor:
+    def _logits(self, positions_Q: Tensor, after_end: int = 0) -> Tensor:
         """Certainty about the recorded next token of each position, [Q, V]."""
+        tokens_T = self._recording.tokens_T
+        next_T = torch.cat([tokens_T[1:], torch.tensor([after_end])])
         size = (len(positions_Q), self.spec.dims.vocab)
         logits_QV = torch.zeros(size, dtype=self.dtype, device=self.device)
-        next_Q1 = self._next_T[positions_Q].to(self.device)[:, None]
+        next_Q1 = next_T[positions_Q].to(self.device)[:, None]
         return logits_QV.scatter_(1, next_Q1, 1.0)
 
     def _features(self, positions: Tensor | slice, target_layer_ids: Sequence[int]) -> Tensor:

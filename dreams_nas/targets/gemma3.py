@@ -7,7 +7,6 @@ Image blocks are complete in the prompt, so their two-way mask is the prefill's 
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dreams_nas.core.errors import UserError
@@ -40,7 +39,8 @@ class Gemma3TextTarget(HuggingFaceTarget):
         # transformers caps the logits in its text-only class alone.
         if cap is None or self.takes_images:
             return logits
-        return (logits / cap).tanh() * cap
+        capped: Tensor = (logits / cap).tanh() * cap
+        return capped
 
 
 class Gemma3Target(Gemma3TextTarget):

@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dreams_nas.core.device import Dtype, resolve_device
+from dreams_nas.core.device import Attention, Dtype, resolve_device
 from dreams_nas.core.errors import UserError
 from dreams_nas.core.files import read_json
 from dreams_nas.targets.families import adapter_for
@@ -23,7 +24,7 @@ def load_target(
     device: str = "auto",
     dtype: Dtype = "float32",
     threads: int | None = None,
-    attention: str = "sdpa",
+    attention: Attention = "sdpa",
 ) -> HuggingFaceTarget:
     """Load a target; configuration, tokenizer and processor are checked before the weights.
 
@@ -32,7 +33,7 @@ def load_target(
         device: "auto", "cpu" or "cuda:N".
         dtype: Type of weights and states.
         threads: CPU threads of one operation; None leaves torch's own number.
-        attention: "sdpa" or "eager".
+        attention: Attention backend, "sdpa" or "eager".
 
     Raises:
         UserError: Missing or broken folder, a family without an adapter, missing processor, or
@@ -73,17 +74,15 @@ def _resolve_source(name: str) -> str:
 
 
 @contextmanager
-def _reading(source: str, what: str) -> Iterator[None]:
+def _reading(source: str, what: str, hint: str = "") -> Iterator[None]:
     """Turn what transformers raises on broken or missing files into one kind of error."""
     try:
         yield
-    except UserError:
-        raise
-    except MemoryError:
+    except (UserError, MemoryError):
         raise
     except Exception as error:  # it raises nearly anything, by the kind of damage
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise UserError(f"target '{source}': cannot read its {what}: {reason}") from error
+        raise UserError(f"target '{source}': cannot read its {what}: {reason}{hint}") from error
 
 
 def _load_config(source: str) -> Any:
@@ -100,7 +99,10 @@ def _load_readers(source: str, adapter: type[HuggingFaceTarget]) -> tuple[Any, A
     if not adapter.takes_images:
         with _reading(source, "tokenizer"):
             return None, AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    with _reading(source, "processor"):
+    # Processors that also read video (Qwen-VL) cannot be built without torchvision, and what
+    # transformers raises then does not say so.
+    hint = "" if find_spec("torchvision") else "; some processors need `pip install torchvision`"
+    with _reading(source, "processor", hint):
         processor = AutoProcessor.from_pretrained(source, trust_remote_code=False)
     # Without processor files transformers hands out a bare tokenizer.
     if getattr(processor, "image_processor", None) is None:

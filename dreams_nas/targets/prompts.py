@@ -107,7 +107,7 @@ def build_inputs(
             "shorten the text or use smaller or fewer images"
         )
     is_image_T = torch.zeros_like(input_ids_T, dtype=torch.bool)
-    if target.takes_images:
+    if target.takes_images and target.image_token_id is not None:
         is_image_T = input_ids_T.eq(target.image_token_id)
     counts = target.num_image_tokens(model_inputs)
     num_image_tokens = int(is_image_T.sum())

@@ -1,15 +1,16 @@
 """Command line of the embedded target: ``python -m dreams_nas.targets.embedded train|evaluate``."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dreams_nas.core.console import print_json_line
 from dreams_nas.core.errors import RunError, UserError
 from dreams_nas.targets.embedded import embedded_target_path
 
+_SHIPPED = embedded_target_path()
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 
 
@@ -35,12 +36,12 @@ def train(
     schedule = Schedule(
         steps=steps or shipped.steps, vision_steps=vision_steps or shipped.vision_steps
     )
-    print(json.dumps({"weights": str(run(out, schedule))}))
+    print_json_line({"weights": str(run(out, schedule))})
 
 
 @app.command()
 def evaluate(
-    target: Annotated[Path, typer.Option(help="Folder of the target.")] = embedded_target_path(),
+    target: Annotated[Path, typer.Option(help="Folder of the target.")] = _SHIPPED,
     count: Annotated[int, typer.Option(min=1, help="Answers to generate.")] = 240,
     split: Annotated[str, typer.Option(help="Split of the tables.")] = "score",
     batch: Annotated[int, typer.Option(min=1, help="Answers generated at a time.")] = 24,
@@ -52,7 +53,7 @@ def evaluate(
     from dreams_nas.targets.embedded.evaluate import evaluate as run
 
     torch.set_num_threads(threads)
-    print(json.dumps(run(target, split=split, count=count, batch=batch)))
+    print_json_line(run(target, split=split, count=count, batch=batch))
 
 
 def main() -> None:

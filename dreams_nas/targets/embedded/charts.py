@@ -55,7 +55,7 @@ def build_chart(split: str, index: int, seed: int = 0) -> Chart:
         seed: root seed.
 
     Raises:
-        ValueError: if the split is unknown.
+        UserError: if the split is unknown.
     """
     rng = random.Random(f"chart/{seed}/{split}/{index}")
     num_marks = rng.choice((3, 4, 5, 5, 6, 6))
@@ -97,8 +97,8 @@ def draw_chart(chart: Chart) -> Image.Image:
         centres.append((middle, float(_pixel(value, lying))))
         half = chart.thickness * (end - start) / 2
         if chart.kind == "bars":
-            box = (middle - half, _pixel(value, False), middle + half, _ZERO - 1)
-            draw.rectangle(box, fill=COLOURS[colour])
+            upright = (middle - half, _pixel(value, False), middle + half, _ZERO - 1)
+            draw.rectangle(upright, fill=COLOURS[colour])
         elif lying:
             box = (_pixel(0, True) + 1, middle - half, _pixel(value, True), middle + half)
             draw.rectangle(box, fill=COLOURS[colour])

@@ -1,20 +1,22 @@
 """Evaluation of the embedded target: whole answers, batched greedy, compared fact by fact."""
 
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 
+from dreams_nas.core.console import progress, say
 from dreams_nas.core.errors import UserError
 from dreams_nas.targets.embedded.generator import Example, examples, user_message
 from dreams_nas.targets.embedded.scoring import Score
 
 MAX_NEW_TOKENS = 160
+"""More than the longest answer of the generator."""
+NUM_SHOWN = 3
+"""Answers printed beside the expected ones."""
 
 
 def load_target(path: Path) -> tuple[LlavaForConditionalGeneration, Any]:
@@ -80,17 +82,17 @@ def evaluate(
 
     Raises:
         UserError: if the folder holds no target.
-        ValueError: if the split is unknown.
+        UserError: if the split is unknown.
     """
     model, processor = load_target(path)
     score = Score()
     asked = list(examples(split, count, seed))
     began = time.monotonic()
-    for example, answer in tqdm(
-        answered(model, processor, asked, batch), total=count, unit="answer", mininterval=5
-    ):
-        score.add(example, answer)
-        if score.num_answers <= 3:
-            print(f"Q {example.question}\nA {answer}\n= {example.answer}", file=sys.stderr)
-    print(f"{count} answers in {time.monotonic() - began:.0f} s", file=sys.stderr)
+    with progress("generating answers", total=count) as bar:
+        for example, answer in answered(model, processor, asked, batch):
+            score.add(example, answer)
+            bar.advance()
+            if score.num_answers <= NUM_SHOWN:
+                say(f"Q {example.question}\nA {answer}\n= {example.answer}")
+    say(f"{count} answers in {time.monotonic() - began:.0f} s")
     return score.report()

@@ -38,7 +38,7 @@ class Conversation:
     split: str
     images: list[Image.Image]
     messages: list[dict[str, Any]]
-    """Chat messages: ``[{"role": "user", "content": [{"type": "image"}, {"type": "text", ...}]}]``."""
+    """Chat messages in the form of Hugging Face; the image part comes before the text part."""
 
 
 def build_example(split: str, index: int, seed: int = 0) -> Example:
@@ -64,7 +64,7 @@ def examples(split: str, count: int, seed: int = 0) -> Iterator[Example]:
         seed: root seed.
 
     Raises:
-        ValueError: if the split is unknown.
+        UserError: if the split is unknown.
     """
     return (build_example(split, index, seed) for index in range(count))
 

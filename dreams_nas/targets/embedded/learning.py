@@ -87,7 +87,10 @@ class Probe(nn.Module):
 
 
 def image_features(model: LlavaForConditionalGeneration, pixels: Tensor) -> Tensor:
-    """Return the projected image tokens [B, M, D] of pictures [B, 3, 96, 96]."""
+    """Return the projected image tokens [B, M, D] of pictures [B, 3, 96, 96], B = 0 included."""
+    if not len(pixels):
+        config = model.config
+        return pixels.new_zeros(0, config.image_seq_length, config.text_config.hidden_size)
     output = model.get_image_features(pixel_values=pixels, return_dict=True)
     return torch.stack(list(output.pooler_output))
 
@@ -101,7 +104,7 @@ def answer_logits(
     embedded = embedded.masked_scatter(is_image, features)
     states = model.model.language_model(
         inputs_embeds=embedded,
-        attention_mask=attention_mask(batch.groups),
+        attention_mask=attention_mask(batch.groups, embedded.dtype),
         position_ids=batch.positions,
         use_cache=False,
     ).last_hidden_state

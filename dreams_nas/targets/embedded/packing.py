@@ -20,13 +20,13 @@ from dreams_nas.targets.embedded.charts import (
     COLOUR_NAMES,
     IMAGE_SIZE,
     KINDS,
-    NUM_LEVELS,
     Chart,
     build_chart,
     draw_chart,
     slot_edges,
 )
 from dreams_nas.targets.embedded.questions import ask, introduce
+from dreams_nas.targets.embedded.tables import NUM_LEVELS
 from dreams_nas.targets.embedded.tokens import (
     ASSISTANT,
     BOS,
@@ -173,11 +173,17 @@ class Packer:
         )
 
 
-def attention_mask(groups: Tensor) -> Tensor:
-    """Return the additive mask [B, 1, T, T]: causal, prefix and own conversation only."""
+def attention_mask(groups: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the additive mask [B, 1, T, T]: causal, prefix and own conversation only.
+
+    Args:
+        groups: conversation of each token [B, T].
+        dtype: that of the hidden states; torch's attention on a CPU takes an fp32 mask beside
+            fp64 states without a word and is wrong.
+    """
     num_tokens = groups.shape[1]
     causal = torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril()
     key, query = groups[:, None, :], groups[:, :, None]
     allowed = causal & ((key == 0) | (key == query))
-    mask = torch.zeros(allowed.shape).masked_fill_(~allowed, torch.finfo(torch.float32).min)
-    return mask[:, None]
+    mask = torch.zeros(allowed.shape, dtype=dtype)
+    return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]

@@ -103,7 +103,8 @@ def _extremes(t: _Teller, rng: random.Random) -> tuple[str, str]:
         text = (
             f"The highest {mark} is {t.name(top)}, which is {t.colour(top)} and has a value of "
             f"{t.value(top)}. The lowest {mark} is {t.name(low)}, which is {t.colour(low)} and has "
-            f"a value of {t.value(low)}. The difference between them is {t.number(_gap(t, top, low))}."
+            f"a value of {t.value(low)}. The difference between them is "
+            f"{t.number(_gap(t, top, low))}."
         )
         return "Which mark is the highest and which is the lowest?", text
     text = (

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from dreams_nas.core.errors import UserError, unknown_message
+
 TABLES = Path(__file__).parent / "tables"
 SPLITS = ("train", "choose", "score", "test")
 NUM_LEVELS = 21
@@ -53,10 +55,10 @@ def table_names(split: str) -> tuple[str, ...]:
     """Return the names of the tables of a split, sorted.
 
     Raises:
-        ValueError: if ``split`` is none of ``SPLITS``.
+        UserError: if ``split`` is none of ``SPLITS``.
     """
     if split not in SPLITS:
-        raise ValueError(f"split {split!r} is unknown; choose one of {', '.join(SPLITS)}")
+        raise UserError(unknown_message("split of the embedded data", split, SPLITS))
     return tuple(sorted(row["table"] for row in sources() if row["split"] == split))
 
 

@@ -7,13 +7,12 @@ uninterrupted one would have seen.
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
+from dreams_nas.core.console import say
 from dreams_nas.core.files import atomic_dir
 from dreams_nas.targets.embedded.charts import build_chart
 from dreams_nas.targets.embedded.checkpoint import load_checkpoint, save_checkpoint
@@ -72,7 +71,7 @@ class Trainer:
         if step < schedule.vision_steps:
             pixels, targets = self._charts(step, schedule.vision_batch)
             loss, seen = self.probe.loss(image_features(self.model, pixels), targets)
-            figures = {}
+            figures: dict[str, float] = {}
         else:
             first = (step - schedule.vision_steps) * schedule.batch
             batch = self.packer.batch("train", range(first, first + schedule.batch))
@@ -82,7 +81,7 @@ class Trainer:
             )
             figures = {"right": right}
         figures |= dict(zip(("place", "colour", "value", "kind"), seen.tolist(), strict=True))
-        cast(Tensor, loss).backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         trained = [p for group in self.optimiser.param_groups for p in group["params"]]
         nn.utils.clip_grad_norm_(trained, schedule.clip)
         self.optimiser.step()
@@ -101,19 +100,26 @@ def export_weights(
     """Write the target as a Hugging Face folder, weights in bf16."""
     state = {name: t.detach().to(torch.bfloat16) for name, t in model.state_dict().items()}
     config = model.config
-    twin = build_model(config).to(torch.bfloat16)  # type: ignore[arg-type]
+    twin = build_model(config).to(torch.bfloat16)
     twin.load_state_dict(state)
     with atomic_dir(path) as folder:
         twin.save_pretrained(folder)
         build_processor(tokenizer).save_pretrained(folder)
 
 
-def train(out: Path, schedule: Schedule, *, quiet: bool = False) -> Path:
+def train(
+    out: Path,
+    schedule: Schedule,
+    *,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    quiet: bool = False,
+) -> Path:
     """Train the target, resuming from ``out`` where a checkpoint is.
 
     Args:
         out: run folder for the checkpoint and, at the end, the folder ``weights``.
         schedule: lengths and rates.
+        tokenizer: vocabulary to use; trained from generated text where None.
         quiet: print no progress line.
 
     Returns:
@@ -122,24 +128,40 @@ def train(out: Path, schedule: Schedule, *, quiet: bool = False) -> Path:
     Raises:
         UserError: if ``out`` holds a run with another schedule.
     """
-    trainer = Trainer(schedule, build_tokenizer())
+    trainer = Trainer(schedule, tokenizer or build_tokenizer())
     step = load_checkpoint(out, asdict(schedule), trainer.modules, trainer.optimiser)
+    if step:
+        say(f"continuing after step {step} of {schedule.total_steps}", quiet)
+    line = _ProgressLine(step, schedule.total_steps, quiet)
     saved = time.monotonic()
-    smooth: dict[str, float] = {}
-    bar = tqdm(total=schedule.total_steps, initial=step, unit="step", disable=quiet, mininterval=20)
     while step < schedule.total_steps:
-        figures = trainer.step(step)
-        kept = smooth if smooth.keys() == figures.keys() else figures
-        smooth = {key: 0.95 * kept[key] + 0.05 * value for key, value in figures.items()}
+        line.show(step, trainer.step(step))
         step += 1
-        bar.set_postfix({k: f"{v:.3f}" for k, v in smooth.items()}, refresh=False)
-        bar.update()
-        if time.monotonic() - saved > SAVE_EVERY_S or step in (
-            schedule.vision_steps,
-            schedule.total_steps,
-        ):
+        at_end = step in (schedule.vision_steps, schedule.total_steps)
+        if at_end or time.monotonic() - saved > SAVE_EVERY_S:
             save_checkpoint(out, step, asdict(schedule), trainer.modules, trainer.optimiser)
             saved = time.monotonic()
-    bar.close()
     export_weights(trainer.model, trainer.tokenizer, out / WEIGHTS)
     return out / WEIGHTS
+
+
+class _ProgressLine:
+    """A line on stderr every 20 seconds: steps, time left, smoothed figures."""
+
+    def __init__(self, first: int, total: int, quiet: bool) -> None:
+        self.first, self.total, self.quiet = first, total, quiet
+        self.began = self.shown = time.monotonic()
+        self.smooth: dict[str, float] = {}
+
+    def show(self, step: int, figures: dict[str, float]) -> None:
+        """Smooth the figures of a step and print them if it is time."""
+        kept = self.smooth if self.smooth.keys() == figures.keys() else figures
+        self.smooth = {key: 0.95 * kept[key] + 0.05 * value for key, value in figures.items()}
+        now = time.monotonic()
+        if now - self.shown < 20.0:
+            return
+        self.shown = now
+        seconds_per_step = (now - self.began) / (step + 1 - self.first)
+        left_min = (self.total - step - 1) * seconds_per_step / 60
+        texts = " ".join(f"{key} {value:.3f}" for key, value in self.smooth.items())
+        say(f"step {step + 1}/{self.total}, {left_min:.0f} min left: {texts}", self.quiet)

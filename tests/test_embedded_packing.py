@@ -1,0 +1,183 @@
+"""Training sequences of the embedded target: what each token sees, learns and means.
+
+Shapes: B sequences, T tokens.
+"""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlavaForConditionalGeneration, LlavaProcessor
+
+from dreams_nas.targets.embedded.charts import COLOUR_NAMES, KINDS, build_chart, draw_chart
+from dreams_nas.targets.embedded.generator import build_example, user_message
+from dreams_nas.targets.embedded.learning import answer_logits, image_features
+from dreams_nas.targets.embedded.model import build_config, build_model
+from dreams_nas.targets.embedded.packing import (
+    NO_LABEL,
+    Packer,
+    TrainingBatch,
+    attention_mask,
+    patch_targets_of,
+    to_pixels,
+)
+from dreams_nas.targets.embedded.tokens import NUM_IMAGE_TOKENS, build_processor, build_tokenizer
+
+
+@cache
+def _processor() -> LlavaProcessor:
+    return build_processor(build_tokenizer(num_charts=100))
+
+
+@cache
+def _model() -> LlavaForConditionalGeneration:
+    """A target of two layers with random weights, in fp64."""
+    torch.manual_seed(0)
+    config = build_config(_processor().tokenizer)
+    config.text_config.num_hidden_layers = 2
+    config.vision_config.num_hidden_layers = 1
+    return build_model(config).double().eval()
+
+
+def _batch(first: int = 0, count: int = 2, max_tokens: int = 400) -> TrainingBatch:
+    return Packer(_processor().tokenizer, max_tokens, seed=0).batch(
+        "train", range(first, first + count)
+    )
+
+
+def _logits(batch: TrainingBatch) -> torch.Tensor:
+    """Return logits at the supervised positions."""
+    features = image_features(_model(), batch.pixels.double())
+    with torch.no_grad():
+        return answer_logits(_model(), batch, features)[0]
+
+
+def test_pixels_equal_those_of_the_image_processor() -> None:
+    image = draw_chart(build_chart("train", 0))
+    wanted = _processor().image_processor(images=[image], return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(to_pixels([image]), wanted)
+
+
+def test_a_packed_conversation_reads_as_the_processor_writes_it() -> None:
+    """Prefix + first conversation = chat template, expanded image tokens and answer."""
+    packer = Packer(_processor().tokenizer, 400, seed=0)
+    chart, with_image, rows = packer.sequence("train", 3)
+    assert with_image
+    ids, _, groups, _ = rows
+    said = _processor().tokenizer.decode(ids[groups <= 1])
+    question, answer = said.split("<image>")[-1].split("<assistant>")[:2]
+    answer = answer.split("<eos>")[0]
+    messages = [user_message(question.strip()), {"role": "assistant", "content": answer.strip()}]
+    text = _processor().apply_chat_template(messages)
+    inputs = _processor()(images=[draw_chart(chart)], text=text, return_tensors="pt")
+    wanted = inputs["input_ids"][0].tolist()
+    assert wanted.count(_processor().image_token_id) == NUM_IMAGE_TOKENS
+    assert ids[groups <= 1].tolist()[: len(wanted)] == wanted
+
+
+def test_the_answer_and_its_end_are_learned_and_nothing_else() -> None:
+    batch = _batch()
+    tokenizer = _processor().tokenizer
+    end, assistant = tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<assistant>")
+    for ids, labels, groups in zip(batch.ids, batch.labels, batch.groups, strict=True):
+        for group in range(1, int(groups.max()) + 1):
+            tokens, wanted = ids[groups == group].tolist(), labels[groups == group].tolist()
+            answering = False
+            for at, token in enumerate(tokens):
+                answering = (answering or token == assistant) and token != end
+                # the label stands where the token before is read, the first answer token included
+                assert wanted[at] == (tokens[at + 1] if answering else NO_LABEL)
+        assert bool((labels[groups <= 0] == NO_LABEL).all())
+
+
+def test_conversations_do_not_see_each_other() -> None:
+    batch = _batch()
+    before = _logits(batch)
+    changed = batch.ids.clone()
+    changed[batch.groups == 2] = 77
+    after = _logits(
+        TrainingBatch(
+            ids=changed,
+            labels=batch.labels,
+            groups=batch.groups,
+            positions=batch.positions,
+            pixels=batch.pixels,
+            patch_targets=batch.patch_targets,
+        )
+    )
+    of_second = (batch.groups == 2)[batch.labels != NO_LABEL]
+    torch.testing.assert_close(after[~of_second], before[~of_second])
+    assert not torch.allclose(after[of_second], before[of_second])
+
+
+def test_a_packed_conversation_equals_the_conversation_alone() -> None:
+    batch = _batch(first=3, count=1)
+    packed = _logits(batch)
+    for group in range(1, int(batch.groups.max()) + 1):
+        keep = (batch.groups[0] == 0) | (batch.groups[0] == group)
+        features = batch.pixels.double()
+        with torch.no_grad():
+            alone = _model()(input_ids=batch.ids[:, keep], pixel_values=features).logits
+        supervised = batch.labels[0, keep] != NO_LABEL
+        of_group = (batch.groups == group)[batch.labels != NO_LABEL]
+        torch.testing.assert_close(packed[of_group], alone[0, supervised])
+
+
+def test_padding_changes_nothing() -> None:
+    short, long = _batch(first=0, count=1), _batch(first=0, count=4)
+    assert long.ids.shape[1] > short.ids.shape[1]
+    of_first = torch.nonzero(long.labels != NO_LABEL)[:, 0] == 0
+    torch.testing.assert_close(_logits(long)[of_first], _logits(short))
+
+
+def test_the_mask_is_causal() -> None:
+    groups = torch.tensor([[0, 0, 1, 1, 2, -1]])
+    allowed = (attention_mask(groups)[0, 0] == 0).int().tolist()
+    assert allowed == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0],
+        [1, 1, 0, 0, 1, 0],
+        [1, 1, 0, 0, 0, 1],
+    ]
+
+
+def test_some_sequences_have_no_image_and_say_the_values_instead() -> None:
+    packer = Packer(_processor().tokenizer, 200, seed=0)
+    built = [packer.sequence("train", i) for i in range(120)]
+    without = [(chart, rows) for chart, with_image, rows in built if not with_image]
+    assert 2 <= len(without) <= 20
+    for chart, rows in without:
+        text = _processor().tokenizer.decode(rows[0][rows[2] == 0])
+        assert "<image>" not in text
+        assert f"{chart.names[0]} in {chart.colours[0]} at {chart.values[0]}" in text
+
+
+def test_a_batch_without_any_image_has_empty_pictures() -> None:
+    packer = Packer(_processor().tokenizer, 200, seed=0)
+    index = next(i for i in range(200) if not packer.sequence("train", i)[1])
+    batch = packer.batch("train", range(index, index + 1))
+    assert batch.pixels.shape == (0, 3, 96, 96)
+    assert torch.isfinite(_logits(batch)).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_patch_targets_follow_the_marks(kind: str) -> None:
+    chart = next(c for c in (build_chart("train", i) for i in range(200)) if c.kind == kind)
+    targets = patch_targets_of(chart).reshape(8, 8, 4)
+    along = targets[:, 0] if kind == "rows" else targets[0]
+    assert sorted(set(along[:, 0])) == list(range(len(chart.names)))
+    assert np.array_equal(along[:, 0], np.sort(along[:, 0]))
+    for place, colour, value, found in along:
+        assert COLOUR_NAMES[colour] == chart.colours[place]
+        assert value == chart.values[place]
+        assert KINDS[found] == kind
+
+
+def test_every_level_is_one_token_and_some_names_are_several() -> None:
+    tokenizer = _processor().tokenizer
+    assert all(len(tokenizer.tokenize(f" {level}")) == 1 for level in range(21))
+    names = {n for i in range(30) for n in build_example("test", i).chart.names}
+    assert sum(len(tokenizer.tokenize(f" {name}")) > 1 for name in names) > len(names) / 4
