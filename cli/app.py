@@ -1,7 +1,6 @@
 """The `dreams-nas` program: one verb per stage, registered from the file of that name."""
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -62,9 +61,7 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_root)
     for verb in VERBS:
-        name = f"{__package__}.{verb}"
-        if importlib.util.find_spec(name) is not None:
-            importlib.import_module(name).register(app)
+        importlib.import_module(f"{__package__}.{verb}").register(app)
     return app
 
 

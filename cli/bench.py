@@ -6,7 +6,6 @@ import typer
 
 from dreams_nas.core.config import Config
 from dreams_nas.core.console import print_json_line, print_table
-from dreams_nas.core.errors import RunError
 
 from .options import RunFlags, verb
 
@@ -56,6 +55,7 @@ def register(app: typer.Typer) -> None:
         """Measure drafts against plain decoding, prove them lossless, replay the winner."""
         from dreams_nas.bench.arms import parse_drafts
         from dreams_nas.bench.config import BenchConfig, with_given
+        from dreams_nas.bench.losslessness import require_lossless
         from dreams_nas.bench.run import bench as run
         from dreams_nas.bench.summary import (
             DEFINITIONS,
@@ -84,8 +84,4 @@ def register(app: typer.Typer) -> None:
         print_table(HEADERS, table_rows(report), "\n".join(conditions(report)))
         print("\n".join([*DEFINITIONS, *findings(report)]))
         print_json_line(summary_line(report))
-        if wrong := report.losslessness.mismatched_tokens:
-            raise RunError(
-                f"{wrong} answers differ from plain decoding where the target's logits are not "
-                "tied: decoding is not lossless here"
-            )
+        require_lossless(report.losslessness.mismatched_tokens)

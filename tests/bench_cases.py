@@ -10,6 +10,7 @@ from dreams_nas.bench.measure import Prompt
 from dreams_nas.decode.engine import DecodeResult, Round
 from dreams_nas.draft.model import DraftModel
 from dreams_nas.space.arch import DraftArch
+from dreams_nas.space.search_space import DIMENSIONS, SearchSpace
 from dreams_nas.space.tree import StaticTree
 from dreams_nas.targets.huggingface import HuggingFaceTarget
 from dreams_nas.targets.protocol import Target, TargetInputs
@@ -42,6 +43,11 @@ def build_prompts(target: HuggingFaceTarget, num_prompts: int) -> list[Prompt]:
         Prompt(f"p{i}", build_prompt(target, counts[i % len(counts)], seed=i))
         for i in range(num_prompts)
     ]
+
+
+def space_of(arch: DraftArch) -> SearchSpace:
+    """The space of this one draft."""
+    return SearchSpace(**{name: (getattr(arch, name),) for name in DIMENSIONS})
 
 
 def programmed(

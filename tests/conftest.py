@@ -33,3 +33,9 @@ def _fixed_seeds() -> None:
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
         torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The folder of the checkout."""
+    return Path(__file__).resolve().parent.parent

@@ -1,12 +1,12 @@
 """Recordings of tiny targets' own greedy answers, and made-up ones."""
 
 import torch
+from target_models import build_prompt
 from torch import Tensor
 
 from dreams_nas.draft.body import DraftBody
 from dreams_nas.features.recording import Recording
 from dreams_nas.targets.huggingface import HuggingFaceTarget
-from target_models import build_prompt
 
 
 def record_answer(

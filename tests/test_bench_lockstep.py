@@ -2,11 +2,11 @@
 
 import dataclasses
 
+import fake_tables
 import pytest
 import torch
-from bench_cases import build_arms, build_prompts
+from bench_cases import build_arms, build_prompts, space_of
 from draft_models import TREES, build_draft, build_loud_target
-from fake_tables import build_table
 
 from dreams_nas.bench.arms import Arm, decode_arm, ready_arm
 from dreams_nas.bench.config import MeasureConfig
@@ -17,7 +17,6 @@ from dreams_nas.latency.cost import CostModel
 from dreams_nas.latency.predict import predict_speedup
 from dreams_nas.replay.lockstep import lockstep_walk
 from dreams_nas.space.arch import DraftArch
-from dreams_nas.space.search_space import SearchSpace
 
 ARCHS = {
     "kept": DraftArch(tap="last"),
@@ -102,7 +101,7 @@ def test_the_recorded_walk_is_the_lockstep_walk() -> None:
 
 
 def test_prediction_prices_the_recorded_walk_and_says_when_it_cannot(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = build_loud_target("llava")
     arms = build_arms(target)
@@ -112,7 +111,8 @@ def test_prediction_prices_the_recorded_walk_and_says_when_it_cannot(
     winner = arms[1]
     assert winner.draft is not None
     arch, dims = winner.draft.config.arch, winner.draft.config.target_dims
-    table = table_for(dims, arch)
+    monkeypatch.setattr(fake_tables, "DIMS", dims)
+    table = fake_tables.build_table(space_of(arch))
     found = predict_arms(result, table, ["winner", "eagle3"])
     expected = predict_speedup(
         CostModel(table, arch, dims), winner.tree, recorded_walk(result, winner)
@@ -122,23 +122,3 @@ def test_prediction_prices_the_recorded_walk_and_says_when_it_cannot(
     # The table lacks the baseline's blocks: null, and a reason.
     assert found["eagle3"] is None
     assert "arm 'eagle3' is not priced: the latency table lacks" in capsys.readouterr().err
-
-
-def table_for(dims: object, arch: DraftArch) -> object:
-    """A table with the blocks of one draft."""
-    import fake_tables
-
-    space = SearchSpace(
-        tap=(arch.tap,),
-        depth=(arch.depth,),
-        head_ratio=(arch.head_ratio,),
-        ffn_ratio=(arch.ffn_ratio,),
-        keep_ratio=(arch.keep_ratio,),
-        vocab=(arch.vocab,),
-    )
-    original = fake_tables.DIMS
-    fake_tables.DIMS = dims  # type: ignore[assignment]
-    try:
-        return build_table(space)
-    finally:
-        fake_tables.DIMS = original

@@ -22,11 +22,11 @@ from dreams_nas.decode.engine import DecodeResult, decode
 from dreams_nas.targets.huggingface import HuggingFaceTarget
 from dreams_nas.targets.protocol import Target, TargetInputs
 
-CONFIG = MeasureConfig(max_new_tokens=20, num_passes=2, num_warmup=0)
+CONFIG = MeasureConfig(max_new_tokens=14, num_passes=2, num_warmup=0)
 
 
 def check(
-    target: HuggingFaceTarget, decode_one: DecodeOne, num_prompts: int = 3
+    target: HuggingFaceTarget, decode_one: DecodeOne, num_prompts: int = 2
 ) -> tuple[Losslessness, int]:
     """The verdict, and how many float64 copies it took."""
     prompts = build_prompts(target, num_prompts)
@@ -68,7 +68,7 @@ def test_equal_answers_need_no_float64_copy() -> None:
     target = build_loud_target("llava")
     found, num_built = check(target, decode_arm)
     lengths = [
-        len(decode(target, p.inputs, max_new_tokens=20).tokens) for p in build_prompts(target, 3)
+        len(decode(target, p.inputs, max_new_tokens=14).tokens) for p in build_prompts(target, 2)
     ]
     assert found.mismatched_tokens == found.explained_near_ties == num_built == 0
     # Two arms besides the plain one; equal answers of two passes count once.
@@ -103,7 +103,7 @@ def test_a_divergence_between_tied_logits_is_explained() -> None:
     weight = target.model.get_output_embeddings().weight
     weight.data[80] = weight.data[5] * (1 + 1e-7)
     prompts = build_prompts(target, 3)
-    answers = [decode(target, p.inputs, max_new_tokens=20).tokens for p in prompts]
+    answers = [decode(target, p.inputs, max_new_tokens=14).tokens for p in prompts]
     token = next(t for t in (5, 80) if t in answers[0])
     place = answers[0].index(token)
     found, _ = check(target, spoilt(85 - token, place), num_prompts=1)

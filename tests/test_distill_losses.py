@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from recordings import made_up_recording, shake
 
 from dreams_nas.distill import fused_kl as fused_module
 from dreams_nas.distill.losses import (
@@ -20,7 +21,6 @@ from dreams_nas.draft.layers import head
 from dreams_nas.draft.unroll import unroll
 from dreams_nas.replay.batched import index_in_order
 from dreams_nas.replay.batches import AnswerBatch, build_batch
-from recordings import made_up_recording, shake
 
 HIDDEN, VOCAB = 16, 40
 LAYERS = (0, 1)

@@ -53,7 +53,7 @@ def test_sandwich_has_both_ends_and_takes_taps_in_turns() -> None:
 
 
 def test_choice_follows_the_step_and_the_seed() -> None:
-    space = load_search_space("wide")
+    space = load_search_space("fuse")
     sampler = SubnetSampler(space, num_random=3, seed=4)
     again = SubnetSampler(space, num_random=3, seed=4)
     assert [sampler.choose(k, 0.5) for k in range(9)] == [again.choose(k, 0.5) for k in range(9)]

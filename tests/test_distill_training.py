@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from draft_models import build_loud_target
+from recordings import made_up_recording, record_answer
+from target_models import VOCAB
 from torch import Tensor, nn
 
 from dreams_nas.core.errors import RunError, UserError
@@ -24,9 +27,6 @@ from dreams_nas.space.tree import StaticTree
 from dreams_nas.space.walks import walk
 from dreams_nas.supernet.checkpoint import load_supernet, supernet_config
 from dreams_nas.targets.huggingface import HuggingFaceTarget
-from draft_models import build_loud_target
-from recordings import made_up_recording, record_answer
-from target_models import VOCAB
 
 SPACE = SearchSpace(
     tap=("three", "last"),

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from draft_models import build_draft
+from recordings import record_answer
+from target_models import build_target
 from torch import Tensor
 
-from draft_models import build_draft
 from dreams_nas.draft.cache import DraftCache
 from dreams_nas.draft.layers import build_rotary, forward_rows, fuse, head
 from dreams_nas.draft.unroll import shift_left, unroll, unroll_mask
@@ -13,8 +15,6 @@ from dreams_nas.features.recording import Recording
 from dreams_nas.replay.batches import build_batch, prompt_rows
 from dreams_nas.space.arch import DraftArch
 from dreams_nas.targets.huggingface import HuggingFaceTarget
-from recordings import record_answer
-from target_models import build_target
 
 NUM_LEVELS = 4
 ARCHS = {

@@ -4,6 +4,7 @@ import csv
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
 
@@ -90,13 +91,17 @@ def test_levels_are_proportional_where_there_is_room() -> None:
     assert to_levels((7.0, 7.0, 7.0), 2, 20) == (2, 4, 6)
 
 
+def _order(values: Sequence[float]) -> list[int]:
+    return sorted(range(len(values)), key=lambda i: (values[i], i))
+
+
 def test_a_window_comes_from_its_table() -> None:
     name, levels = sample_window("test", 4, Random(3))
     columns = load_table(name).columns.values()
     windows = [c[i : i + 4] for c in columns for i in range(len(c) - 3)]
-    orders = [sorted(range(4), key=lambda i, w=w: (w[i], i)) for w in windows]
+    orders = [_order(window) for window in windows]
     assert name in table_names("test")
-    assert sorted(range(4), key=lambda i: levels[i]) in orders
+    assert _order(levels) in orders
 
 
 def test_names_are_distinct_and_none_contains_another() -> None:
@@ -161,7 +166,7 @@ def test_the_picture_shows_colours_and_values(kind: str) -> None:
 
 def test_the_generator_needs_no_torch() -> None:
     code = (
-        "import sys; import dreams_nas.targets.embedded as e, dreams_nas.targets.embedded.generator;"
+        "import sys, dreams_nas.targets.embedded as e, dreams_nas.targets.embedded.generator;"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules;"
         "print(e.EMBEDDED, e.embedded_target_path().name)"
     )

@@ -10,9 +10,10 @@ from transformers import PreTrainedTokenizerFast
 
 from dreams_nas.core.errors import RunError, UserError
 from dreams_nas.targets.embedded import train as training
-from dreams_nas.targets.embedded.checkpoint import load_checkpoint, save_checkpoint
+from dreams_nas.targets.embedded.checkpoint import read_checkpoint, save_checkpoint
 from dreams_nas.targets.embedded.evaluate import evaluate, load_target
 from dreams_nas.targets.embedded.learning import Schedule
+from dreams_nas.targets.embedded.model import build_config
 from dreams_nas.targets.embedded.tokens import build_tokenizer
 from dreams_nas.targets.embedded.train import Trainer, train
 
@@ -29,10 +30,9 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the trained model two layers deep."""
-    build = training.build_config
 
     def build_small(tokenizer: PreTrainedTokenizerFast) -> object:
-        config = build(tokenizer)
+        config = build_config(tokenizer)
         config.text_config.num_hidden_layers = 2
         config.vision_config.num_hidden_layers = 1
         return config
@@ -57,7 +57,10 @@ def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(
         killed.step(step)
     save_checkpoint(tmp_path, stop, asdict(SHORT), killed.modules, killed.optimiser)
     resumed = Trainer(SHORT, _tokenizer())
-    assert load_checkpoint(tmp_path, asdict(SHORT), resumed.modules, resumed.optimiser) == stop
+    checkpoint = read_checkpoint(tmp_path, asdict(SHORT))
+    assert checkpoint is not None
+    assert checkpoint.step == stop
+    checkpoint.restore(resumed.modules, resumed.optimiser)
     for step in range(stop, SHORT.total_steps):
         resumed.step(step)
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from recordings import made_up_recording
 
 from dreams_nas.core.errors import UserError
 from dreams_nas.replay.batches import build_batch, length_buckets, prompt_rows
-from recordings import made_up_recording
 
 HIDDEN = 8
 PROMPT = [11, 90, 90, 90, 90, 12, 13]

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
-
 from draft_models import TREES, build_draft, build_loud_target, build_ready
+from recordings import made_up_recording, record_answer
+from target_models import VOCAB, build_prompt
+
 from dreams_nas.core.errors import UserError
 from dreams_nas.decode.drafting import ready_draft
 from dreams_nas.decode.engine import build_plan, decode
@@ -19,8 +21,6 @@ from dreams_nas.space.rank_paths import RankPaths
 from dreams_nas.space.tree import StaticTree
 from dreams_nas.space.walks import walk
 from dreams_nas.targets.huggingface import HuggingFaceTarget
-from recordings import made_up_recording, record_answer
-from target_models import VOCAB, build_prompt
 
 NUM_LEVELS = 4
 SIZES = (12, 24, 97)

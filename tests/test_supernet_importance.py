@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from recordings import made_up_recording, shake
 
 from dreams_nas.core.errors import UserError
 from dreams_nas.draft.layers import head
@@ -12,7 +13,6 @@ from dreams_nas.replay.batches import AnswerBatch, build_batch
 from dreams_nas.space.arch import DraftArch, TargetDims
 from dreams_nas.supernet.importance import LayerOrder, apply_order, measure_importance
 from dreams_nas.supernet.supernet import Supernet
-from recordings import made_up_recording, shake
 
 HIDDEN, VOCAB, HEADS, GROUPS, HEAD_SIZE, FFN = 16, 30, 8, 4, 4, 12
 FULL = DraftArch(tap="last", depth=2)

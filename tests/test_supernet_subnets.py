@@ -4,6 +4,8 @@ import itertools
 
 import pytest
 import torch
+from recordings import made_up_recording, shake
+from target_models import VOCAB, build_target
 
 from dreams_nas.core.errors import UserError
 from dreams_nas.draft.layers import head
@@ -21,8 +23,6 @@ from dreams_nas.supernet.checkpoint import (
 )
 from dreams_nas.supernet.supernet import Supernet
 from dreams_nas.targets.huggingface import HuggingFaceTarget
-from recordings import made_up_recording, shake
-from target_models import VOCAB, build_target
 
 HIDDEN = 32
 SPACE = SearchSpace(

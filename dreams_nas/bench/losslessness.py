@@ -14,6 +14,7 @@ from torch import Tensor
 from dreams_nas.bench.arms import PLAIN_NAME
 from dreams_nas.bench.measure import BenchResult
 from dreams_nas.core.config import Config
+from dreams_nas.core.errors import RunError
 from dreams_nas.targets.huggingface import HuggingFaceTarget
 from dreams_nas.targets.protocol import Target, TargetInputs
 
@@ -184,3 +185,16 @@ def check_losslessness(
         num_tokens_checked=num_checked,
         divergences=tuple(found),
     )
+
+
+def require_lossless(mismatched_tokens: int) -> None:
+    """Fail a run whose answers differ from plain decoding.
+
+    Raises:
+        RunError: There are unexplained first differences.
+    """
+    if mismatched_tokens:
+        raise RunError(
+            f"{mismatched_tokens} answers differ from plain decoding where the target's logits are "
+            "not tied: decoding is not lossless here"
+        )

@@ -12,6 +12,7 @@ from typing import Any
 
 import matplotlib
 
+from dreams_nas.bench.arms import PLAIN_NAME
 from dreams_nas.core.files import atomic_path
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -87,9 +88,11 @@ def plot_pareto(path: Path, points: Sequence[SearchPoint]) -> None:
                 axes.scatter(
                     [point.round_ms],
                     [point.acceptance_length],
-                    s=170,
+                    s=240,
                     marker="*",
-                    color=COLOURS[1],
+                    facecolors="none",
+                    edgecolors=COLOURS[1],
+                    linewidths=1.6,
                     zorder=3,
                     label=f"winner: {point.key}",
                 )
@@ -105,6 +108,11 @@ def plot_latency(path: Path, curves: Sequence[Curve], kv: int) -> None:
     with _figure(path) as axes:
         for index, curve in enumerate(curves):
             colour = COLOURS[index % len(COLOURS)]
+            if len(curve.q) == 1:
+                axes.axhline(
+                    curve.median_ms[0], color=colour, linestyle="--", label=f"{curve.label}, q = 1"
+                )
+                continue
             axes.plot(
                 curve.q,
                 curve.median_ms,
@@ -149,7 +157,7 @@ def plot_speedup(path: Path, arms: Mapping[str, Mapping[str, float]]) -> None:
 
     Args:
         path: Where to.
-        arms: {median, p10, p90} by arm.
+        arms: {median, p10, p90} by arm; the colours are those of `plot_acceptance`.
     """
     with _figure(path, height=1.6 + 0.6 * len(arms)) as axes:
         names = list(arms)[::-1]
@@ -158,7 +166,10 @@ def plot_speedup(path: Path, arms: Mapping[str, Mapping[str, float]]) -> None:
             [arms[n]["median"] - arms[n]["p10"] for n in names],
             [arms[n]["p90"] - arms[n]["median"] for n in names],
         ]
-        colours = [COLOURS[i % len(COLOURS)] for i in range(len(names))][::-1]
+        drafting = [name for name in arms if name != PLAIN_NAME]
+        colours = [
+            COLOURS[drafting.index(n) % len(COLOURS)] if n in drafting else GREY for n in names
+        ]
         axes.barh(
             names,
             medians,

@@ -135,11 +135,11 @@ def _search_part(artefacts: RunArtefacts, folder: Path) -> list[str]:
         )
         parts.append(markdown_table(headers, rows))
     if lift := search["lift"]:
-        headers = ("choice", "winner", "instead", "speedup predicted", "lift")
+        lift_headers = ("choice", "winner", "instead", "speedup predicted", "lift")
         keys = ("dimension", "winner", "baseline", "speedup_predicted", "lift")
         rows = [[_text(r[k]) if k in keys[1:3] else r[k] for k in keys] for r in lift]
         parts.append("What each choice is worth, the others kept (lift above 1: it pays):")
-        parts.append(markdown_table(headers, rows))
+        parts.append(markdown_table(lift_headers, rows))
     return parts
 
 

@@ -133,6 +133,8 @@ def draft_loss(
         at_N = (supervision.flat_N - level).clamp(min=0)
         gathered.append(states_BRD.flatten(0, 1).index_select(0, at_N))
     states_NLD = torch.stack(gathered, dim=1)
+    # Autocast leaves half precision behind, in which neither norm nor softmax should be taken.
+    states_NLD = states_NLD.to(torch.promote_types(states_NLD.dtype, torch.float32))
     normed_NLD = F.rms_norm(states_NLD, states_NLD.shape[-1:], weights.norm_D, weights.eps)
     kl, hits_NL = fused_kl(
         normed_NLD,

@@ -95,7 +95,7 @@ def _measured(config: DraftConfig, bench: Mapping[str, Any]) -> list[str]:
     if not names:
         raise UserError(
             f"no arm of this bench is draft '{config.arch.key}' with its policy of "
-            f"{policy['nodes']} nodes (arms: {', '.join(bench['arms'])}); give the bench of this "
+            f"{policy['nodes']} nodes (arms: {', '.join(arms)}); give the bench of this "
             "draft, or none"
         )
     headers = bench["table"]["headers"]

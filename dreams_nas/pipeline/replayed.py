@@ -17,7 +17,6 @@ from dreams_nas.space.search_space import SearchSpace
 from dreams_nas.supernet.supernet import Supernet
 from dreams_nas.targets.protocol import Target
 
-
 ModuleT = TypeVar("ModuleT", Supernet, DraftModel)
 
 

@@ -38,6 +38,7 @@ class DraftPasses:
         self._target, self._drafts = target, drafts
         self.kv, self._max_new = kv, max_new
         self._tokens = drafts.tokens(max_new)
+        self._values: dict[int, Tensor] = {}
 
     def prefill(self, draft: ReadyDraft, num_rows: int) -> Callable[[], DraftSession]:
         """Opens a new session and commits a prompt of so many rows."""
@@ -84,8 +85,15 @@ class DraftPasses:
         return DraftPass(run, prepare)
 
     def _features(self, draft: ReadyDraft, num_rows: int) -> Tensor:
-        hidden = self._target.spec.dims.hidden
-        return self._drafts.normal(num_rows, hidden * len(draft.target_layer_ids))
+        return self._rows(num_rows, len(draft.target_layer_ids))
+
+    def _rows(self, num_rows: int, num_taps: int) -> Tensor:
+        """Random rows of so many taps; all passes share them, or a large target's would not fit."""
+        values = self._values.get(num_taps)
+        if values is None or len(values) < num_rows:
+            values = self._drafts.normal(num_rows, num_taps * self._target.spec.dims.hidden)
+            self._values[num_taps] = values
+        return values[:num_rows]
 
     def _opening(
         self, draft: ReadyDraft, tree: StaticTree, num_rows: int
@@ -94,17 +102,16 @@ class DraftPasses:
         assert plan is not None, "a draft that drafts nothing has no passes"
         inputs = TargetInputs(self._drafts.tokens(num_rows))
         first_1 = inputs.input_ids_T[:1]
-        hidden = self._target.spec.dims.hidden
-        prefill = PrefillOutput(
+        prompt = PrefillOutput(
             logits_V=self._target.head_weight_VD[:, 0],
             features_TF=self._features(draft, num_rows),
-            embeddings_TD=self._drafts.normal(num_rows, hidden),
+            embeddings_TD=self._rows(num_rows, 1),
             importance_T=None,
         )
 
         def run() -> DraftSession:
             session = DraftSession(draft, self._target, plan, num_rows + self._max_new)
-            session.prefill(prefill, first_1, inputs)
+            session.prefill(prompt, first_1, inputs)
             return session
 
         return run

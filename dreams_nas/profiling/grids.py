@@ -17,7 +17,7 @@ from dreams_nas.space.tree import RankPath, StaticTree
 _VERIFY_ROWS = (*range(2, 18), 33, 61, 65)
 _DRAFT_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 60, 64)
 _HOST_ROWS = (2, 5, 9, 17, 33, 61)
-_PREFILL_ROWS = (1, 32, 128, 512, 2048)
+_PREFILL_ROWS = (1, 32, 128, 256, 512, 1024, 2048)
 _MOST_DEFAULT_KV = 2048
 _MAX_RANKS = 8
 """Best guesses of one node that `likely_tree` uses; published trees take 4 to 10."""
@@ -141,7 +141,8 @@ def plan_grids(
 def likely_tree(num_levels: int, num_nodes: int) -> StaticTree:
     """A tree as a search finds them: its nodes are the likeliest if ranks quarter in probability.
 
-    Each further level halves it. The tree may have fewer levels than asked for, and fewer nodes where there are no more ranks.
+    Each further level halves it. The tree may have fewer levels than asked for, and fewer nodes
+    where there are no more ranks.
     """
     chosen: list[RankPath] = []
     queue: list[tuple[int, int, RankPath]] = [(1, 1, (0,))]

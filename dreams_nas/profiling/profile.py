@@ -37,6 +37,8 @@ from dreams_nas.targets.protocol import Target
 
 _BUILD_SHARE = 0.7
 """Share of the budget for blocks; the rest is for validation."""
+_NUM_ROUNDS = 7
+"""Rounds of a validation case: enough to accept every number of levels that most spaces have."""
 
 
 class _Blocks(NamedTuple):
@@ -213,17 +215,27 @@ def _validate(
 ) -> dict[str, Any]:
     rng = np.random.default_rng(derive_seed(config.seed, "profile", "validation"))
     trees = validation_trees(space.policy, blocks.grids)
-    most = max(1, blocks.grids.max_kv // 2)
+    max_kv = blocks.grids.max_kv
+    most_gained = 1 + max(tree.num_levels for tree in trees)
+    num_rounds = max(2, min(_NUM_ROUNDS, max_kv // (2 * most_gained)))
+    longest = max(1, min(max_kv // 2, max_kv - num_rounds * most_gained))
     cases = choose_cases(
         space,
         target.spec.dims,
         trees,
-        (blocks.grids.mid_kv, most),
+        (min(blocks.grids.mid_kv, longest), longest),
         config.num_random_drafts,
         rng,
     )
     return validate_table(
-        table, target, cases, clock, rng, drafts=blocks.drafts, budget_s=max(budget_s, 0.0)
+        table,
+        target,
+        cases,
+        clock,
+        rng,
+        drafts=blocks.drafts,
+        num_rounds=num_rounds,
+        budget_s=max(budget_s, 0.0),
     )
 
 

@@ -103,7 +103,8 @@ def apply_order(
         supernet: Whose weights are permuted.
         orders: One per layer.
         optimizer: Its moments move with the weights.
-        averages: Averaged weights by parameter name of the supernet; they move too.
+        averages: Averaged weights by parameter name of the supernet, where there are any; they
+            move too.
     """
     for index, (layer, order) in enumerate(zip(supernet.body.layers, orders, strict=True)):
         assert isinstance(layer, nn.Module)
@@ -112,7 +113,7 @@ def apply_order(
             if optimizer is not None:
                 state = optimizer.state.get(parameter, {})
                 tensors += [t for t in state.values() if getattr(t, "shape", ()) == parameter.shape]
-            if averages is not None:
+            if averages:
                 tensors.append(averages[f"body.layers.{index}.{name}"])
             for tensor in tensors:
                 tensor.copy_(_permuted(tensor, name, order))

@@ -1,6 +1,7 @@
 """Checkpoints of a training run: one safetensors file with weights, moments, RNG and step."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,33 @@ def save_checkpoint(
     atomic_write_bytes(folder / _FILE, save(tensors, metadata))
 
 
-def load_checkpoint(
-    folder: Path,
-    schedule: dict[str, Any],
-    modules: dict[str, nn.Module],
-    optimiser: torch.optim.Optimizer,
-) -> int:
-    """Restore the state of a run and return its step; 0 where there is no checkpoint.
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What a checkpoint file holds."""
+
+    step: int
+    """Steps taken before it was written."""
+    tensors: dict[str, Tensor]
+
+    def restore(self, modules: dict[str, nn.Module], optimiser: torch.optim.Optimizer) -> None:
+        """Put weights, moments and RNG back as they were."""
+        for prefix, module in modules.items():
+            for name, parameter in module.named_parameters():
+                with torch.no_grad():
+                    parameter.copy_(self.tensors[f"{prefix}.{name}"])
+                start = f"optimiser.{prefix}.{name}."
+                moments = {
+                    key.removeprefix(start): tensor
+                    for key, tensor in self.tensors.items()
+                    if key.startswith(start)
+                }
+                if moments:
+                    optimiser.state[parameter] = moments
+        torch.set_rng_state(self.tensors["rng"])
+
+
+def read_checkpoint(folder: Path, schedule: dict[str, Any]) -> Checkpoint | None:
+    """Read the checkpoint of a run folder; None where there is none yet.
 
     Raises:
         UserError: if the checkpoint was made with another schedule; names the fields.
@@ -47,7 +68,7 @@ def load_checkpoint(
     """
     path = folder / _FILE
     if not path.exists():
-        return 0
+        return None
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
@@ -55,16 +76,7 @@ def load_checkpoint(
     except (SafetensorError, OSError) as error:
         raise RunError(f"{path} is not a readable checkpoint ({error}); delete it") from error
     _check_schedule(path, json.loads(metadata["schedule"]), schedule)
-    for prefix, module in modules.items():
-        for name, parameter in module.named_parameters():
-            with torch.no_grad():
-                parameter.copy_(tensors[f"{prefix}.{name}"])
-            start = f"optimiser.{prefix}.{name}."
-            found = {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
-            if found:
-                optimiser.state[parameter] = found
-    torch.set_rng_state(tensors["rng"])
-    return int(metadata["step"])
+    return Checkpoint(step=int(metadata["step"]), tensors=tensors)
 
 
 def _check_schedule(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:

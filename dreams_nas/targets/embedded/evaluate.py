@@ -84,9 +84,9 @@ def evaluate(
         UserError: if the folder holds no target.
         UserError: if the split is unknown.
     """
+    asked = list(examples(split, count, seed))
     model, processor = load_target(path)
     score = Score()
-    asked = list(examples(split, count, seed))
     began = time.monotonic()
     with progress("generating answers", total=count) as bar:
         for example, answer in answered(model, processor, asked, batch):

@@ -15,7 +15,7 @@ from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 from dreams_nas.core.console import say
 from dreams_nas.core.files import atomic_dir
 from dreams_nas.targets.embedded.charts import build_chart
-from dreams_nas.targets.embedded.checkpoint import load_checkpoint, save_checkpoint
+from dreams_nas.targets.embedded.checkpoint import read_checkpoint, save_checkpoint
 from dreams_nas.targets.embedded.learning import Probe, Schedule, image_features, step_loss
 from dreams_nas.targets.embedded.model import build_config, build_model
 from dreams_nas.targets.embedded.packing import Packer, seen_by_probe
@@ -128,9 +128,12 @@ def train(
     Raises:
         UserError: if ``out`` holds a run with another schedule.
     """
+    found = read_checkpoint(out, asdict(schedule))
     trainer = Trainer(schedule, tokenizer or build_tokenizer())
-    step = load_checkpoint(out, asdict(schedule), trainer.modules, trainer.optimiser)
-    if step:
+    step = 0
+    if found is not None:
+        step = found.step
+        found.restore(trainer.modules, trainer.optimiser)
         say(f"continuing after step {step} of {schedule.total_steps}", quiet)
     line = _ProgressLine(step, schedule.total_steps, quiet)
     saved = time.monotonic()

@@ -1,0 +1,263 @@
+"""A whole run on a tiny random target: every stage, resume, no winner, bad input. No speeds."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from target_models import save_target
+
+from dreams_nas.cli.app import main
+from dreams_nas.core.yaml_data import write_yaml
+from dreams_nas.latency.table import LatencyTable
+from dreams_nas.pipeline import run as run_module
+from dreams_nas.pipeline.search import FinalistTimer
+from dreams_nas.search.objective import Evaluation
+
+STAGES = [
+    "collect-train",
+    "collect-choose",
+    "collect-score",
+    "profile",
+    "train",
+    "search",
+    "finetune",
+    "baseline",
+    "bench",
+    "export",
+    "report",
+]
+KEYS = {
+    "mismatched_tokens",
+    "explained_near_ties",
+    "num_tokens_checked",
+    "acceptance_length",
+    "acceptance_length_replayed",
+    "speedup_measured",
+    "speedup_predicted",
+    "winner_over_eagle3",
+    "winner",
+    "arms",
+    "seconds_total",
+    "seconds_by_stage",
+    "peak_bytes",
+    "deployment",
+}
+
+
+def write_prompts(folder: Path, split: str, count: int) -> str:
+    rng = random.Random(split)
+    lines = []
+    for index in range(count):
+        image = f"{split}-{index}.png"
+        Image.new("RGB", (12, 12), tuple(rng.randrange(256) for _ in range(3))).save(folder / image)
+        words = " ".join(f"w{rng.randrange(3, 79)}" for _ in range(6))
+        content = [{"type": "image"}, {"type": "text", "text": words}]
+        lines.append(
+            {
+                "id": f"{split}-{index}",
+                "images": [image],
+                "messages": [{"role": "user", "content": content}],
+            }
+        )
+    path = folder / f"{split}.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path.as_posix()
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a target, a space, data and a run's configuration."""
+    folder = tmp_path_factory.mktemp("project")
+    save_target(folder / "target", "llava", num_layers=4)
+    write_yaml(
+        folder / "space.yaml",
+        {
+            "tap": ["last", "three"],
+            "vocab": [0.5, 1.0],
+            "keep_ratio": [0.25, 1.0],
+            "policy": {"kind": "static_tree", "levels": [0, 3], "nodes": [1, 6]},
+        },
+    )
+    splits = {name: write_prompts(folder, name, 4) for name in ("choose", "score", "test")}
+    write_yaml(
+        folder / "run.yaml",
+        {
+            "target": (folder / "target").as_posix(),
+            "space": (folder / "space.yaml").as_posix(),
+            "device": "cpu",
+            "threads": 1,
+            "data": {
+                "train": write_prompts(folder, "train", 8),
+                **splits,
+                "num_train": 8,
+                "num_choose": 4,
+                "num_score": 4,
+                "num_test": 3,
+                "max_new_tokens": 12,
+            },
+            "profile_budget_s": 3,
+            "max_kv": 64,
+            "train": {"recipe": {"num_steps": 4}, "num_calibration_batches": 1},
+            "search": {"num_finalists": 2, "num_prompts": 2},
+            "finetune": {"num_steps": 2},
+            "num_passes": 1,
+        },
+    )
+    return folder
+
+
+@pytest.fixture
+def cheap_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which drafting costs next to nothing, so that even random drafts pay."""
+    scale_drafts(monkeypatch, 1e-4)
+
+    def measure(self: FinalistTimer, finalists: list[Evaluation]) -> list[float]:
+        return [one.speedup for one in finalists]
+
+    monkeypatch.setattr(FinalistTimer, "__call__", measure)
+
+
+def scale_drafts(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    profile = run_module.profile
+
+    def scaled(*arguments: Any, **options: Any) -> LatencyTable:
+        table = profile(*arguments, **options)
+        step = {e.kv: e for e in table.entries if e.block == "target_step"}
+        entries = []
+        for entry in table.entries:
+            times = {k: getattr(entry, k) for k in ("median_ms", "p10_ms", "p90_ms")}
+            if entry.block == "verify" and factor < 1:  # a pass costs what a plain step costs
+                times = {k: getattr(step[entry.kv], k) for k in times}
+            elif entry.block not in ("target_step", "target_prefill"):
+                times = {k: factor * v for k, v in times.items()}
+            entries.append(entry.replace(**times))
+        return table.replace(entries=tuple(entries))
+
+    monkeypatch.setattr(run_module, "profile", scaled)
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    line: dict[str, Any] = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    return line
+
+
+@pytest.mark.usefixtures("cheap_drafts")
+def test_a_run_goes_through_every_stage_and_resumes(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run", str(project / "run.yaml"), "--out", str(tmp_path / "run"), "--quiet"]
+    assert main(arguments) == 0
+    line = last_line(capsys)
+    assert line.keys() >= KEYS
+    assert list(line["seconds_by_stage"]) == STAGES
+    assert line["mismatched_tokens"] == 0
+    assert line["num_tokens_checked"] > 0
+    assert line["num_rounds_differing"] == 0
+    assert line["acceptance_length_replayed"] == line["acceptance_length"]
+    assert list(line["arms"]) == ["plain", "winner", "eagle3"]
+    assert line["winner"]["policy"]["nodes"] > 0
+    for name in ("export/config.json", "export/README.md", "report", "config.yaml"):
+        assert (tmp_path / "run" / name).exists()
+
+    assert main(arguments) == 0
+    assert last_line(capsys) == line  # nothing was measured again
+
+    more = [*arguments, "--set", "finetune.num_steps=3"]
+    assert main(more) == 0
+    changed = last_line(capsys)
+    kept = {k: v for k, v in line["seconds_by_stage"].items() if k in STAGES[:6]}
+    assert {k: changed["seconds_by_stage"][k] for k in kept} == kept
+    assert changed["seconds_by_stage"]["finetune"] != line["seconds_by_stage"]["finetune"]
+
+
+def test_where_drafting_never_pays_the_answer_is_plain_decoding(
+    project: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scale_drafts(monkeypatch, 1e3)
+    assert main(["run", str(project / "run.yaml"), "--out", str(tmp_path), "--quiet"]) == 0
+    line = last_line(capsys)
+    assert line.keys() >= KEYS
+    assert line["winner"] is None
+    assert line["winner_over_eagle3"] is None
+    assert list(line["arms"]) == ["plain"]
+    assert not (tmp_path / "draft").exists()
+
+
+def test_a_run_that_was_killed_goes_on(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run", str(project / "run.yaml"), "--out", str(tmp_path), "--quiet"]
+    # The child dies by the kernel's own hand as soon as the second stage has begun.
+    program = (
+        "import os, signal, sys\n"
+        "from dreams_nas.cli.app import main\n"
+        "from dreams_nas.pipeline import run\n"
+        "collect = run.collect\n"
+        "def dying(*a, split, **k):\n"
+        "    if split == 'choose':\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return collect(*a, split=split, **k)\n"
+        "run.collect = dying\n"
+        "main(sys.argv[1:])\n"
+    )
+    died = subprocess.run(
+        [sys.executable, "-c", program, *arguments], env=dict(os.environ), check=False
+    )
+    assert died.returncode == -signal.SIGKILL
+    before = json.loads((tmp_path / "run.json").read_text())["stages"]
+    assert list(before) == ["collect-train"]
+    assert main(arguments) == 0
+    line = last_line(capsys)
+    assert line.keys() >= KEYS
+    assert line["seconds_by_stage"]["collect-train"] == before["collect-train"]["seconds"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("target=nowhere", "nowhere"),
+        ("space=demmo", "did you mean 'demo'"),
+        ("finetune.num_stpes=3", "did you mean 'num_steps'"),
+        ("data.test=missing.jsonl", "missing.jsonl"),
+        ("data.num_test=0", "greater than or equal to 1"),
+        ("device=cuda:99", "cuda:99"),
+        ("finetune.max_seconds=-1", "greater than 0"),
+    ],
+)
+def test_bad_input_is_named_before_a_model_loads(
+    project: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    setting: str,
+    message: str,
+) -> None:
+    arguments = ["run", str(project / "run.yaml"), "--out", str(tmp_path / "run"), "--quiet"]
+    assert main([*arguments, "--set", setting]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert "Traceback" not in printed.err
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_an_empty_data_set_and_a_broken_image_are_named(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    entry = {"images": ["broken.png"], "messages": [{"role": "user", "content": "<image> w3"}]}
+    (tmp_path / "broken.jsonl").write_text(json.dumps(entry))
+    for name, message in (("empty", "no conversations"), ("broken", "broken.png")):
+        path = (tmp_path / f"{name}.jsonl").as_posix()
+        arguments = ["run", str(project / "run.yaml"), "--set", f"data.train={path}"]
+        assert main([*arguments, "--out", str(tmp_path / "run"), "--quiet"]) == 2
+        assert message in capsys.readouterr().err
