@@ -162,6 +162,13 @@ def test_the_folder_holds_one_row_per_prompt_pass_and_arm(
     assert (tmp_path / "bench" / "summary.md").read_text() == summary_markdown(report)
 
 
+def test_a_folder_with_anything_else_is_not_replaced(report: BenchReport, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("x")
+    with pytest.raises(UserError, match=r"holds other files \(thesis.txt\)"):
+        save_bench(report, tmp_path, {})
+    assert (tmp_path / "thesis.txt").read_text() == "x"
+
+
 def test_prompts_without_room_are_refused_before_the_clock_starts() -> None:
     target = build_loud_target("llava", dtype=torch.float32)
     prompts = build_prompts(target, 3)

@@ -184,6 +184,21 @@ def test_bench_ends_with_a_line_and_leaves_a_folder_that_export_reads(
     assert "This draft is arm `winner`" in (tmp_path / "export" / "README.md").read_text()
 
 
+def test_report_of_a_run_folder_names_page_and_plots(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = (*BENCH, *SMALL, "--draft", "PLACE/draft", "--out", str(tmp_path / "run" / "bench"))
+    assert call(capsys, "bench", place, *bench)[0] == 0
+    code, out, _ = call(capsys, "report", place, str(tmp_path / "run"))
+    assert code == 0
+    line = json.loads(out.splitlines()[-1])
+    assert line["plots"] == ["acceptance.png", "speedup.png"]
+    assert Path(line["report"]).read_text().startswith("# Report of run")
+    code, _, err = call(capsys, "report", place, str(tmp_path / "none"))
+    assert code == 2
+    assert "no such folder" in err
+
+
 def test_a_decoding_that_is_not_lossless_fails_after_its_line(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +235,7 @@ def _no_lockstep() -> Any:
         (("--draft", "PLACE/draft", "--data", "PLACE/empty.jsonl"), "holds no conversations"),
         (("--draft", "PLACE/draft", "--table", "PLACE/none.json"), "no such file"),
         (("--draft", "PLACE/draft", "--set", "num_pases=2"), "did you mean 'num_passes'?"),
+        (("--draft", "PLACE/draft", "--out", "PLACE"), "holds other files"),
         (("--draft", "a=PLACE/draft", "--draft", "a=PLACE/draft"), "taken or empty"),
     ],
 )

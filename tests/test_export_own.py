@@ -76,6 +76,9 @@ def test_an_export_replaces_an_export_but_nothing_else(draft: DraftModel, tmp_pa
     (other / "thesis.txt").write_text("x")
     with pytest.raises(UserError, match="holds other files"):
         save_export(draft, other, {})
+    draft.save(tmp_path / "draft")
+    with pytest.raises(UserError, match="no export wrote"):
+        save_export(draft, tmp_path / "draft", {})
 
 
 @pytest.mark.parametrize("damage", ["value", "missing", "additional", "config", "shape"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dreams_nas.bench.artefacts import RunArtefacts, load_artefacts
+from dreams_nas.bench.artefacts import RunArtefacts, load_artefacts, require_own_folder
 from dreams_nas.bench.config import ReportConfig
 from dreams_nas.bench.plots import (
     Curve,
@@ -26,6 +26,7 @@ from dreams_nas.space.arch import DraftArch
 from dreams_nas.space.tree import StaticTree
 
 PAGE = "report.md"
+REPORT_FILES = (PAGE, "speedup.png", "acceptance.png", "pareto.png", "latency.png")
 
 
 def report(config: ReportConfig) -> Path:
@@ -54,8 +55,7 @@ def write_report(run_dir: Path, out: Path) -> Path:
         UserError: No such folder, nothing to report in it, or a broken file.
     """
     artefacts = load_artefacts(run_dir)
-    if out.is_dir() and any(out.iterdir()) and not (out / PAGE).is_file():
-        raise UserError(f"{out}: holds other files; choose an empty or a new folder")
+    require_own_folder(out, REPORT_FILES)
     with atomic_dir(out) as folder:
         parts = [f"# Report of {run_dir.resolve().name}"]
         parts += _bench_part(artefacts, folder)

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 from dreams_nas.bench.arms import PLAIN, load_arm, require_draft_folders
+from dreams_nas.bench.artefacts import BENCH_FILES, require_own_folder
 from dreams_nas.bench.config import BenchConfig
 from dreams_nas.bench.stage import BenchReport, bench_arms, build_prompts, target_deployment
 from dreams_nas.bench.summary import save_bench
@@ -36,6 +37,8 @@ def bench(config: BenchConfig, quiet: bool = False) -> BenchReport:
             "several"
         )
     require_draft_folders(config.drafts)
+    if config.out is not None:
+        require_own_folder(Path(config.out), BENCH_FILES)
     table = None if config.table is None else load_table(config.table)
     seed = derive_seed(config.seed, "data-test")  # as a run does
     conversations = load_conversations(config.data, config.num_prompts, seed)

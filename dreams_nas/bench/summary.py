@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dreams_nas.bench.arms import Arm
-from dreams_nas.bench.artefacts import BENCH_SCHEMA
+from dreams_nas.bench.artefacts import BENCH_FILES, BENCH_SCHEMA, require_own_folder
 from dreams_nas.bench.stage import BenchReport
 from dreams_nas.bench.statistics import Quantiles
 from dreams_nas.core.console import format_cell
@@ -249,7 +249,12 @@ def save_bench(report: BenchReport, folder: Path | str, provenance: Mapping[str,
         report: The bench.
         folder: Where to.
         provenance: From `core.provenance.provenance`.
+
+    Raises:
+        UserError: The folder holds something else.
+        RunError: The disk is full.
     """
+    require_own_folder(Path(folder), BENCH_FILES)
     with atomic_dir(folder) as temporary:
         write_json(temporary / "bench.json", bench_record(report, provenance))
         atomic_write_text(temporary / "prompts.csv", prompts_csv(report))

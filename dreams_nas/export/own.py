@@ -15,6 +15,8 @@ from dreams_nas.draft.model import DraftModel, load_draft
 from dreams_nas.export.card import model_card
 from dreams_nas.export.config import ExportConfig
 
+FILES = ("config.json", "model.safetensors", "README.md", "provenance.json")
+"""What an export holds."""
 FORMATS = ("dreams-nas",)
 """Formats that can be written."""
 
@@ -64,8 +66,17 @@ def save_export(
         UserError: The folder holds something that is no export, or the bench has no such draft.
         RunError: The disk is full, or what was written does not read back equal.
     """
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").is_file():
-        raise UserError(f"{folder}: holds other files; choose an empty or a new folder")
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if others := sorted(found - set(FILES)):
+        raise UserError(
+            f"{folder}: holds other files ({', '.join(others[:3])}), and it would be replaced as a "
+            "whole; choose an empty or a new folder"
+        )
+    if found and "provenance.json" not in found:
+        raise UserError(
+            f"{folder}: holds a draft or a target that no export wrote, and it would be replaced; "
+            "choose an empty or a new folder"
+        )
     card = model_card(draft.config, bench)
     with atomic_dir(folder) as temporary:
         draft.save(temporary)

@@ -33,6 +33,7 @@ from dreams_nas.profiling.config import ProfileConfig
 from dreams_nas.profiling.profile import profile
 from dreams_nas.search.result import SearchResult, load_result
 from dreams_nas.space.arch import NAMED_ARCHS, DraftArch
+from dreams_nas.targets.loading import check_target
 
 PUBLISHED_TREE_NAME = "eagle3_published_tree"
 """The arm of the baseline with the best static tree of the published size."""
@@ -58,6 +59,7 @@ def run(config: RunConfig, *, quiet: bool = False, force: bool = False) -> dict[
     """
     context = RunContext(config, quiet)
     stages = _Stages(context)
+    check_target(config.target)
     stages.check_data()
     save_config(config, context.path("config.yaml"))
     folder = RunFolder(context.folder, quiet)

@@ -20,6 +20,7 @@ from dreams_nas.search.objective import Evaluation
 from dreams_nas.search.result import SearchResult, load_point
 from dreams_nas.space.arch import NAMED_ARCHS, DraftArch
 from dreams_nas.space.search_space import load_search_space
+from dreams_nas.targets.loading import check_target
 
 
 def _require_target(place: Place, stores: dict[str, FeatureStore]) -> None:
@@ -48,6 +49,7 @@ def train_verb(config: TrainConfig, *, quiet: bool = False) -> TrainReport:
     """
     space = load_search_space(config.space)
     store = load_features(config.features)
+    check_target(config.target)
     place = Place(config, quiet)
     _require_target(place, {"features": store})
     spec = place.target.spec
@@ -74,6 +76,7 @@ def search_verb(config: SearchVerbConfig, *, quiet: bool = False) -> SearchResul
     """
     space = load_search_space(config.space)
     choose, score = load_features(config.choose), load_features(config.score)
+    check_target(config.target)
     place = Place(config, quiet)
     conversations = load_conversations(
         config.data, config.search.num_prompts, place.seed("data-score")
@@ -125,6 +128,7 @@ def finetune_verb(config: FinetuneConfig, *, quiet: bool = False) -> Evaluation:
     splits = Splits(
         load_features(config.train), load_features(config.choose), load_features(config.score)
     )
+    check_target(config.target)
     place = Place(config, quiet)
     _require_target(place, {"train": splits.train, "choose": splits.choose, "score": splits.score})
     table = place.load_table(Path(config.table), config.allow_mismatch)

@@ -50,6 +50,16 @@ def load_target(
     return adapter(model.to(resolved), processor, tokenizer, name=Path(source).name)
 
 
+def check_target(name_or_path: str | Path) -> None:
+    """Check a target's folder, configuration and family without loading anything.
+
+    Raises:
+        UserError: Missing or broken folder, or a family without an adapter.
+    """
+    source = _resolve_source(str(name_or_path))
+    adapter_for(_load_config(source), f"{source}/config.json")
+
+
 def _resolve_source(name: str) -> str:
     if name == EMBEDDED:
         from dreams_nas.targets.embedded import embedded_target_path
@@ -136,14 +146,20 @@ def _load_model(
 
 @contextmanager
 def _quiet_loading() -> Iterator[None]:
-    """Silence transformers' own table of missing weights, which our error replaces."""
+    """Silence transformers' bar, and its table of missing weights, which our error replaces."""
+    from transformers.utils import logging as transformers_logging
+
     logger = logging.getLogger("transformers.modeling_utils")
     level = logger.level
+    has_bar = transformers_logging.is_progress_bar_enabled()
     logger.setLevel(logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         logger.setLevel(level)
+        if has_bar:
+            transformers_logging.enable_progress_bar()
 
 
 def _check_report(source: str, report: Mapping[str, Any]) -> None:

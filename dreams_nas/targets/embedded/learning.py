@@ -27,7 +27,7 @@ class Schedule:
     """Steps of the vision tower alone, with the probe."""
     vision_batch: int = 32
     """Pictures of such a step."""
-    steps: int = 2800
+    steps: int = 2400
     """Steps of the whole model."""
     batch: int = 3
     """Sequences of such a step."""
@@ -44,7 +44,9 @@ class Schedule:
     at 0.3 they forgot what the first phase had taught (values read from patches: 80 % to 53 %)."""
     weight_decay: float = 0.05
     probe_weight: float = 0.2
-    """Weight of the probe's loss in the second phase."""
+    """Weight of the image probe's loss in the second phase."""
+    text_probe_weight: float = 0.5
+    """Weight of the decoder's probe at the start; it falls to 0 along the second phase."""
     probe_batch: int = 12
     """Pictures a step of the second phase shows to the probe alone, beside its sequences."""
     clip: float = 1.0
@@ -62,6 +64,11 @@ class Schedule:
             return self.vision_rate * self._shape(step, self.vision_steps, 0.1), 0.0
         shape = self._shape(step - self.vision_steps, self.steps, 0.02)
         return self.vision_share * self.rate * shape, self.rate * shape
+
+    def probe_weights(self, step: int) -> tuple[float, float]:
+        """Return the weights of the image probe and of the decoder's probe at a step."""
+        done = max(0, step - self.vision_steps) / self.steps
+        return self.probe_weight, self.text_probe_weight * (1 - done)
 
     def _shape(self, step: int, total: int, floor: float) -> float:
         rise = min(1.0, (step + 1) / max(1, min(self.warmup, total // 4)))
@@ -95,43 +102,86 @@ def image_features(model: LlavaForConditionalGeneration, pixels: Tensor) -> Tens
     return torch.stack(list(output.pooler_output))
 
 
-def answer_logits(
+def answer_states(
     model: LlavaForConditionalGeneration, batch: TrainingBatch, features: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return logits and labels [supervised positions, V] of a packed batch."""
+) -> tuple[Tensor, ...]:
+    """Return the hidden states of a packed batch: merged embedding, then each block's output.
+
+    The last entry is after the final norm; every entry is [supervised positions, D].
+    """
     embedded = model.get_input_embeddings()(batch.ids)
     is_image = (batch.ids == model.config.image_token_id)[..., None]
     embedded = embedded.masked_scatter(is_image, features)
-    states = model.model.language_model(
+    output = model.model.language_model(
         inputs_embeds=embedded,
         attention_mask=attention_mask(batch.groups, embedded.dtype),
         position_ids=batch.positions,
         use_cache=False,
-    ).last_hidden_state
+        output_hidden_states=True,
+    )
     supervised = batch.labels != NO_LABEL
-    return model.lm_head(states[supervised]), batch.labels[supervised]
+    return tuple(states[supervised] for states in output.hidden_states)
+
+
+class TextProbe(nn.Module):
+    """Linear probes inside the decoder: which mark comes next, and what colour and value it has.
+
+    The place is read halfway, colour and value at three quarters of the blocks, so that the
+    decoder learns to find the mark first and to look at it then. Thrown away after training.
+    """
+
+    def __init__(self, hidden_size: int, num_layers: int) -> None:
+        super().__init__()
+        self.layers = (num_layers // 2, 3 * num_layers // 4, 3 * num_layers // 4)
+        self.heads = nn.ModuleList([nn.Linear(hidden_size, size) for size in PROBE_SIZES[:3]])
+
+    def loss(self, states: tuple[Tensor, ...], told: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean loss and the accuracy of each head.
+
+        Args:
+            states: of ``answer_states``.
+            told: place, colour and value told next [supervised positions, 3], or ``NO_LABEL``.
+        """
+        about = told[:, 0] != NO_LABEL
+        total = states[0].new_zeros(())
+        right = []
+        for i, (layer, head) in enumerate(zip(self.layers, self.heads, strict=True)):
+            hidden = F.rms_norm(states[layer][about], states[layer].shape[-1:])
+            logits, wanted = head(hidden), told[about, i]
+            total = total + F.cross_entropy(logits, wanted)
+            right.append((logits.argmax(-1) == wanted).float().mean().detach())
+        return total / len(self.heads), torch.stack(right)
 
 
 def step_loss(
     model: LlavaForConditionalGeneration,
-    probe: Probe,
+    probes: tuple[Probe, TextProbe],
     batch: TrainingBatch,
     extra: tuple[Tensor, Tensor],
-    probe_weight: float,
-) -> tuple[Tensor, float, Tensor]:
-    """Return the loss of a packed batch, the share of answer tokens right, the probe's accuracies.
+    weights: tuple[float, float],
+) -> tuple[Tensor, dict[str, float]]:
+    """Return the loss of a packed batch and its figures.
 
     Args:
         model: the target.
-        probe: reads the image tokens of the batch and of ``extra``.
+        probes: on the image tokens of the batch and of ``extra``, and inside the decoder.
         batch: sequences.
         extra: pictures [B, 3, 96, 96] for the probe alone and their targets [B, M, 4].
-        probe_weight: weight of the probe's loss.
+        weights: weights of the probes' losses.
     """
     num_images = len(batch.pixels)
     seen = image_features(model, torch.cat([batch.pixels, extra[0]]))
-    logits, labels = answer_logits(model, batch, seen[:num_images])
-    right = (logits.argmax(-1) == labels).float().mean().item()
+    states = answer_states(model, batch, seen[:num_images])
+    supervised = batch.labels != NO_LABEL
+    logits, labels = model.lm_head(states[-1]), batch.labels[supervised]
+    loss = F.cross_entropy(logits, labels)
     targets = torch.cat([batch.patch_targets, extra[1]])
-    probe_loss, probe_right = probe.loss(seen, targets)
-    return F.cross_entropy(logits, labels) + probe_weight * probe_loss, right, probe_right
+    seen_loss, seen_right = probes[0].loss(seen, targets)
+    told_loss, told_right = probes[1].loss(states, batch.told[supervised])
+    figures = {
+        "answer": loss.item(),
+        "right": (logits.argmax(-1) == labels).float().mean().item(),
+        **dict(zip(("place", "colour", "value"), told_right.tolist(), strict=True)),
+        "seen": seen_right[2].item(),
+    }
+    return loss + weights[0] * seen_loss + weights[1] * told_loss, figures

@@ -25,7 +25,7 @@ from dreams_nas.targets.embedded.charts import (
     draw_chart,
     slot_edges,
 )
-from dreams_nas.targets.embedded.questions import ask, introduce
+from dreams_nas.targets.embedded.questions import Answer, ask, introduce
 from dreams_nas.targets.embedded.tables import NUM_LEVELS
 from dreams_nas.targets.embedded.tokens import (
     ASSISTANT,
@@ -54,6 +54,9 @@ class TrainingBatch:
     """Conversation of each token [B, T]: 0 is the shared prefix, -1 padding."""
     positions: Tensor
     """Rotary positions [B, T]."""
+    told: Tensor
+    """What the predicted token tells of [B, T, 3]: place, colour and value of a mark, or
+    ``NO_LABEL`` where it is about none."""
     pixels: Tensor
     """Pictures of the sequences that have one, [B', 3, 96, 96]."""
     patch_targets: Tensor
@@ -116,22 +119,38 @@ class Packer:
         ids: list[int] = self.tokenizer.encode(f" {text}", add_special_tokens=False)
         return ids
 
-    def _conversation(self, chart: Chart, rng: random.Random) -> tuple[list[int], list[bool]]:
-        """Return token ids of one or two turns after the prefix, and which are answers."""
+    def _answer(self, said: Answer) -> tuple[list[int], list[int]]:
+        """Return the token ids of an answer, and the mark that each token is about, or -1."""
+        encoded = self.tokenizer(
+            f" {said.text}", add_special_tokens=False, return_offsets_mapping=True
+        )
+        marks = [
+            next(
+                (mark for first, last, mark in said.spans if start <= last and end > first + 1), -1
+            )
+            for start, end in encoded["offset_mapping"]
+        ]  # the offsets count the space in front, the spans do not
+        return [*encoded["input_ids"], self._eos], [*marks, -1]
+
+    def _conversation(self, chart: Chart, rng: random.Random) -> tuple[list[int], list[int]]:
+        """Return one or two turns after the prefix: token ids, and the mark of each.
+
+        The mark is -1 in an answer where a token is about none, -2 outside of answers.
+        """
         ids: list[int] = []
-        is_answer: list[bool] = []
+        marks: list[int] = []
         for turn in range(2 if rng.random() < SECOND_TURN_SHARE else 1):
             said = ask(chart, rng)
             asked = ([self._user] if turn else []) + self._encode(said.question)
-            answer = [*self._encode(said.text), self._eos]
+            answer, about = self._answer(said)
             ids += [*asked, self._assistant, *answer]
-            is_answer += [False] * (len(asked) + 1) + [True] * len(answer)
-        return ids, is_answer
+            marks += [-2] * (len(asked) + 1) + about
+        return ids, marks
 
     def sequence(self, split: str, index: int) -> tuple[Chart, bool, np.ndarray]:
-        """Build sequence number ``index``: the chart, whether its image is used, rows [4, T].
+        """Build sequence number ``index``: the chart, whether its image is used, rows [7, T].
 
-        The rows are ids, labels, groups and positions.
+        The rows are ids, labels, groups, positions, and place, colour and value told.
         """
         chart = build_chart(split, index, self.seed)
         rng = random.Random(f"sequence/{self.seed}/{split}/{index}")
@@ -139,16 +158,21 @@ class Packer:
         prefix = [self._bos, self._user]
         prefix += [self._image] * (NUM_IMAGE_TOKENS if with_image else 0)
         prefix += self._encode(introduce(chart, with_image))
-        columns = [(token, NO_LABEL, 0, at) for at, token in enumerate(prefix)]
+        nothing = (NO_LABEL, NO_LABEL, NO_LABEL)
+        columns = [(token, NO_LABEL, 0, at, *nothing) for at, token in enumerate(prefix)]
+        facts = [
+            (i, COLOUR_NAMES.index(chart.colours[i]), value) for i, value in enumerate(chart.values)
+        ]
         group = 1
         while True:
-            ids, is_answer = self._conversation(chart, rng)
+            ids, marks = self._conversation(chart, rng)
             if group > 1 and len(columns) + len(ids) > self.max_tokens:
                 break
             for at, token in enumerate(ids):
-                last = at + 1 == len(ids)
-                label = NO_LABEL if last or not is_answer[at + 1] else ids[at + 1]
-                columns.append((token, label, group, len(prefix) + at))
+                mark = -2 if at + 1 == len(ids) else marks[at + 1]
+                label = NO_LABEL if mark == -2 else ids[at + 1]
+                told = facts[mark] if mark >= 0 else nothing
+                columns.append((token, label, group, len(prefix) + at, *told))
             group += 1
         return chart, with_image, np.array(columns, dtype=np.int64).T
 
@@ -156,18 +180,19 @@ class Packer:
         """Build the sequences with these numbers as one batch, padded to the longest."""
         built = [self.sequence(split, index) for index in indices]
         longest = max(rows.shape[1] for _, _, rows in built)
-        fill = np.array([self.tokenizer.pad_token_id, NO_LABEL, -1, 0], dtype=np.int64)
+        fill = np.array([self.tokenizer.pad_token_id, NO_LABEL, -1, 0, *[NO_LABEL] * 3])
         packed = np.tile(fill[:, None, None], (1, len(built), longest))
         for i, (_, _, rows) in enumerate(built):
             packed[:, i, : rows.shape[1]] = rows
         charts = [chart for chart, with_image, _ in built if with_image]
-        ids, labels, groups, positions = torch.from_numpy(packed)
+        ids, labels, groups, positions = torch.from_numpy(packed[:4])
         pixels, targets = seen_by_probe(charts)
         return TrainingBatch(
             ids=ids,
             labels=labels,
             groups=groups,
             positions=positions,
+            told=torch.from_numpy(packed[4:]).permute(1, 2, 0),
             pixels=pixels,
             patch_targets=targets,
         )

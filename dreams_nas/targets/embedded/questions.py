@@ -31,6 +31,8 @@ class Answer:
     colours: tuple[str, ...]
     values: tuple[int, ...]
     """Values read from the chart and their differences or sums, in order."""
+    spans: tuple[tuple[int, int, int], ...]
+    """(start, end, mark): the characters of ``text`` that say something about one mark."""
 
 
 class _Teller:
@@ -44,14 +46,14 @@ class _Teller:
 
     def name(self, i: int) -> str:
         self.names.append(self.chart.names[i])
-        return self.chart.names[i]
+        return _about(i, self.chart.names[i])
 
     def colour(self, i: int) -> str:
         self.colours.append(self.chart.colours[i])
-        return self.chart.colours[i]
+        return _about(i, self.chart.colours[i])
 
     def value(self, i: int) -> str:
-        return self.number(self.chart.values[i])
+        return _about(i, self.number(self.chart.values[i]))
 
     def number(self, value: int) -> str:
         self.values.append(value)
@@ -62,6 +64,22 @@ class _Teller:
 
     def ranked(self) -> list[int]:
         return sorted(range(len(self.chart.values)), key=lambda i: -self.chart.values[i])
+
+
+def _about(mark: int, words: str) -> str:
+    """Fence words about a mark in, until ``_spans`` takes the fences out."""
+    return f"\0{mark}{words}\1"
+
+
+def _spans(fenced: str) -> tuple[str, tuple[tuple[int, int, int], ...]]:
+    """Return the text without fences, and (start, end, mark) of what was fenced."""
+    first, *parts = fenced.split("\0")
+    text, spans = first, []
+    for part in parts:
+        words, after = part[1:].split("\1")
+        spans.append((len(text), len(text) + len(words), int(part[0])))
+        text += words + after
+    return text, tuple(spans)
 
 
 def join(parts: Sequence[str]) -> str:
@@ -229,10 +247,12 @@ def ask(chart: Chart, rng: random.Random, kind: str | None = None) -> Answer:
     if kind is None:
         kind = rng.choices(list(MAKERS), [weight for _, weight in MAKERS.values()])[0]
     teller = _Teller(chart)
-    question, text = MAKERS[kind][0](teller, rng)
+    question, fenced = MAKERS[kind][0](teller, rng)
+    text, spans = _spans(fenced)
     return Answer(
         question=question,
         text=text,
+        spans=spans,
         names=tuple(teller.names),
         colours=tuple(teller.colours),
         values=tuple(teller.values),
@@ -240,14 +260,12 @@ def ask(chart: Chart, rng: random.Random, kind: str | None = None) -> Answer:
 
 
 def introduce(chart: Chart, with_image: bool) -> str:
-    """Return the sentence before the first question, which names the marks.
+    """Return the sentence before the first question, which numbers and names the marks.
 
     Without an image it also says what a picture would have shown.
     """
     if with_image:
-        return f"The marks are, in order, {join(chart.names)}."
-    parts = [
-        f"{name} in {colour} at {value}"
-        for name, colour, value in zip(chart.names, chart.colours, chart.values, strict=True)
-    ]
-    return f"A {CHART_WORDS[chart.kind]} has, in order, {join(parts)}."
+        return f"The marks are {join([f'{i} {name}' for i, name in enumerate(chart.names, 1)])}."
+    told = zip(chart.names, chart.colours, chart.values, strict=True)
+    parts = [f"{i} {name} in {colour} at {at}" for i, (name, colour, at) in enumerate(told, 1)]
+    return f"A {CHART_WORDS[chart.kind]} has the marks {join(parts)}."

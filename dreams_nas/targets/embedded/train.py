@@ -16,7 +16,13 @@ from dreams_nas.core.console import say
 from dreams_nas.core.files import atomic_dir
 from dreams_nas.targets.embedded.charts import build_chart
 from dreams_nas.targets.embedded.checkpoint import read_checkpoint, save_checkpoint
-from dreams_nas.targets.embedded.learning import Probe, Schedule, image_features, step_loss
+from dreams_nas.targets.embedded.learning import (
+    Probe,
+    Schedule,
+    TextProbe,
+    image_features,
+    step_loss,
+)
 from dreams_nas.targets.embedded.model import build_config, build_model
 from dreams_nas.targets.embedded.packing import Packer, seen_by_probe
 from dreams_nas.targets.embedded.tokens import build_processor, build_tokenizer
@@ -35,7 +41,9 @@ class Trainer:
         self.schedule = schedule
         self.tokenizer = tokenizer
         self.model = build_model(build_config(tokenizer))
-        self.probe = Probe(self.model.config.text_config.hidden_size)
+        text = self.model.config.text_config
+        self.probe = Probe(text.hidden_size)
+        self.text_probe = TextProbe(text.hidden_size, text.num_hidden_layers)
         self.packer = Packer(tokenizer, schedule.max_tokens, schedule.seed)
         self.optimiser = torch.optim.AdamW(
             self._groups(),
@@ -48,14 +56,13 @@ class Trainer:
     @property
     def modules(self) -> dict[str, nn.Module]:
         """What a checkpoint holds."""
-        return {"model": self.model, "probe": self.probe}
+        return {"model": self.model, "probe": self.probe, "text_probe": self.text_probe}
 
     def _groups(self) -> list[dict[str, object]]:
         """Return parameter groups: seeing and decoding, each with and without weight decay."""
         groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
-        named = [*self.model.named_parameters(), *self.probe.named_parameters()]
-        for name, parameter in named:
-            sees = "language_model" not in name
+        for name, parameter in nn.ModuleDict(self.modules).named_parameters():
+            sees = not name.startswith(("text_probe", "model.model.language_model"))
             groups.setdefault((sees, parameter.ndim > 1), []).append(parameter)
         return [
             {"params": found, "sees": sees} | ({} if decays else {"weight_decay": 0.0})
@@ -71,16 +78,15 @@ class Trainer:
         if step < schedule.vision_steps:
             pixels, targets = self._charts(step, schedule.vision_batch)
             loss, seen = self.probe.loss(image_features(self.model, pixels), targets)
-            figures: dict[str, float] = {}
+            names = ("place", "colour", "value", "kind")
+            figures = dict(zip(names, seen.tolist(), strict=True))
         else:
             first = (step - schedule.vision_steps) * schedule.batch
             batch = self.packer.batch("train", range(first, first + schedule.batch))
             extra = self._charts(step, schedule.probe_batch)
-            loss, right, seen = step_loss(
-                self.model, self.probe, batch, extra, schedule.probe_weight
-            )
-            figures = {"right": right}
-        figures |= dict(zip(("place", "colour", "value", "kind"), seen.tolist(), strict=True))
+            probes = (self.probe, self.text_probe)
+            weights = schedule.probe_weights(step)
+            loss, figures = step_loss(self.model, probes, batch, extra, weights)
         loss.backward()
         trained = [p for group in self.optimiser.param_groups for p in group["params"]]
         nn.utils.clip_grad_norm_(trained, schedule.clip)
