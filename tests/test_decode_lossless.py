@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from draft_models import TREES, build_loud_target, build_ready
-from target_models import FAMILIES, IMAGE_FAMILIES, build_prompt
+from target_models import FAMILIES, IMAGE_FAMILIES, build_prompt, build_target
 from torch import Tensor
 
 from dreams_nas.core.errors import UserError
@@ -191,3 +191,53 @@ def test_records_hold_the_features_of_every_committed_position() -> None:
     )
     num_known = min(len(features), len(tokens))
     torch.testing.assert_close(features[:num_known], whole.features_TF[:num_known])
+
+
+@pytest.mark.parametrize("accepted", [(0, 0), (2, 0, 1), (4, 4), (1, 3, 0, 4)])
+@pytest.mark.parametrize("keep_ratio", [0.0, 1.0])
+@torch.inference_mode()
+def test_the_drafts_cache_equals_one_built_from_scratch(
+    keep_ratio: float, accepted: tuple[int, ...]
+) -> None:
+    """After rounds that accept nothing, something and everything, in fp64."""
+    target = build_target("llava")
+    draft = build_ready(target, DraftArch(tap="last", depth=2, keep_ratio=keep_ratio))
+    plan = build_plan(TREES["chain"], target)
+    assert plan is not None
+    inputs = build_prompt(target, 1)
+    answer = torch.tensor(decode(target, inputs, max_new_tokens=30).tokens)
+    whole_ids = torch.cat([inputs.input_ids_T, answer])
+    cache = target.build_cache(len(whole_ids))
+    taps = draft.target_layer_ids
+    everything = target.prefill(
+        replace(inputs, input_ids_T=whole_ids), cache, target_layer_ids=taps
+    )
+    length = len(inputs.input_ids_T)
+    start = everything._replace(
+        features_TF=everything.features_TF[:length],
+        embeddings_TD=everything.embeddings_TD[:length],
+    )
+    session = DraftSession(draft, target, plan, len(whole_ids) + 1)
+    session.prefill(start, answer[:1], inputs)
+    done = 1
+    for num_accepted in accepted:
+        session.propose()
+        gained = slice(done, done + num_accepted + 1)
+        features = everything.features_TF[length + done - 1 : length + done + num_accepted]
+        session.sync(answer[gained], features)
+        done += num_accepted + 1
+    longer = replace(inputs, input_ids_T=whole_ids[: length + done - 1])
+    fresh = DraftSession(draft, target, plan, len(whole_ids) + 1)
+    fresh.prefill(
+        everything._replace(
+            features_TF=everything.features_TF[: length + done - 1],
+            embeddings_TD=everything.embeddings_TD[: length + done - 1],
+        ),
+        answer[done - 1 : done],
+        longer,
+    )
+    num_rows = session.cache.length
+    assert num_rows == fresh.cache.length
+    for ours, theirs in zip(session.cache.buffers, fresh.cache.buffers, strict=True):
+        torch.testing.assert_close(ours[:, :, :num_rows], theirs[:, :, :num_rows])
+    torch.testing.assert_close(session.propose(), fresh.propose())

@@ -261,3 +261,29 @@ def test_an_empty_data_set_and_a_broken_image_are_named(
         arguments = ["run", str(project / "run.yaml"), "--set", f"data.train={path}"]
         assert main([*arguments, "--out", str(tmp_path / "run"), "--quiet"]) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_the_end_of_every_stage_goes_on(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each stage dies with its work done and not yet noted; the next start takes it from there."""
+    arguments = ["run", str(project / "run.yaml"), "--out", str(tmp_path), "--quiet"]
+    program = (
+        "import os, signal, sys\n"
+        "from dreams_nas.cli.app import main\n"
+        "from dreams_nas.pipeline.run_folder import RunFolder\n"
+        "def die(self, stage, seconds):\n"
+        "    if stage.name == sys.argv[1]:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    finish(self, stage, seconds)\n"
+        "finish, RunFolder._finish = RunFolder._finish, die\n"
+        "sys.exit(main(sys.argv[2:]))\n"
+    )
+    for stage in (name for name in STAGES if name not in ("finetune", "baseline", "export")):
+        died = subprocess.run([sys.executable, "-c", program, stage, *arguments], check=False)
+        assert died.returncode == -signal.SIGKILL, stage
+    assert main(arguments) == 0
+    line = last_line(capsys)
+    assert line.keys() >= KEYS
+    assert line["mismatched_tokens"] == 0

@@ -26,9 +26,14 @@ class DraftCache:
             self._v.append(torch.zeros_like(self._k[-1]))
 
     @property
+    def buffers(self) -> tuple[Tensor, ...]:
+        """Keys of all layers, then values, [1, K, S, E] each."""
+        return (*self._k, *self._v)
+
+    @property
     def num_bytes(self) -> int:
         """Memory of all buffers."""
-        return sum(t.numel() * t.element_size() for t in (*self._k, *self._v))
+        return sum(t.numel() * t.element_size() for t in self.buffers)
 
     @property
     def num_self_fed(self) -> int:

@@ -83,7 +83,7 @@ class RunConfig(PlaceConfig):
     """Search space: a shipped name or a YAML file."""
     data: DataConfig = DataConfig()
     """Prompts."""
-    batch_tokens: int = Field(default=8192, ge=1)
+    batch_tokens: int = Field(default=16384, ge=1)
     """Budget of one batch when answers are collected, tokens with padding."""
     profile_budget_s: float = Field(default=60.0, gt=0)
     """Seconds that measuring the latency table may take."""

@@ -127,9 +127,8 @@ def _build_blocks(target: Target, space: SearchSpace, config: ProfileConfig) -> 
     target_act = on_target.step(grids.mid_kv)
 
     def round_before() -> None:
-        # Both matter: the target's weights are in the processor's outer caches since the round
-        # before, and have left the inner ones to the draft's. Without the former, verification
-        # came out some percent too dear.
+        # What precedes a verification in a round, in that order. Whether the target pass before
+        # the draft matters is not shown: a paired comparison on a busy machine could not tell.
         target_act()
         draft_act.prepare()
         draft_act.run()
