@@ -21,11 +21,11 @@ def register(app: typer.Typer) -> None:
         from dreams_nas.core.seeds import derive_seed
         from dreams_nas.features.collect import collect as collect_features
         from dreams_nas.features.conversations import load_conversations, split_of
-        from dreams_nas.targets.loading import load_target
+        from dreams_nas.targets.loading import load_placed
 
         seed = derive_seed(config.seed, "collect", config.data)
         conversations = load_conversations(config.data, config.count, seed)
-        target = load_target(config.target, config.device, config.dtype, config.threads)
+        target = load_placed(config)
         store = collect_features(
             target,
             conversations,

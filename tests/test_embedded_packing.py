@@ -3,6 +3,7 @@
 Shapes: B sequences, T tokens.
 """
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -12,7 +13,7 @@ from transformers import LlavaForConditionalGeneration, LlavaProcessor
 
 from dreams_nas.targets.embedded.charts import COLOUR_NAMES, KINDS, build_chart, draw_chart
 from dreams_nas.targets.embedded.generator import build_example, user_message
-from dreams_nas.targets.embedded.learning import answer_logits, image_features
+from dreams_nas.targets.embedded.learning import answer_states, image_features
 from dreams_nas.targets.embedded.model import build_config, build_model
 from dreams_nas.targets.embedded.packing import (
     NO_LABEL,
@@ -50,7 +51,9 @@ def _logits(batch: TrainingBatch) -> torch.Tensor:
     """Return logits at the supervised positions."""
     features = image_features(_model(), batch.pixels.double())
     with torch.no_grad():
-        return answer_logits(_model(), batch, features)[0]
+        states = answer_states(_model(), batch, features)[-1]
+        logits: torch.Tensor = _model().lm_head(states)
+    return logits
 
 
 def test_pixels_equal_those_of_the_image_processor() -> None:
@@ -64,7 +67,7 @@ def test_a_packed_conversation_reads_as_the_processor_writes_it() -> None:
     packer = Packer(_processor().tokenizer, 400, seed=0)
     chart, with_image, rows = packer.sequence("train", 3)
     assert with_image
-    ids, _, groups, _ = rows
+    ids, groups = rows[0], rows[2]
     said = _processor().tokenizer.decode(ids[groups <= 1])
     question, answer = said.split("<image>")[-1].split("<assistant>")[:2]
     answer = answer.split("<eos>")[0]
@@ -91,21 +94,34 @@ def test_the_answer_and_its_end_are_learned_and_nothing_else() -> None:
         assert bool((labels[groups <= 0] == NO_LABEL).all())
 
 
+def test_the_probe_is_told_the_mark_that_comes_next() -> None:
+    tokenizer = _processor().tokenizer
+    chart, _, rows = Packer(tokenizer, 400, seed=0).sequence("train", 1)
+    _, labels, _, _, places, colours, values = rows
+    assert (labels[places != NO_LABEL] != NO_LABEL).all()
+    said: dict[int, set[str]] = {}
+    for label, place, colour, value in zip(labels, places, colours, values, strict=True):
+        if place == NO_LABEL:
+            assert colour == value == NO_LABEL
+            continue
+        assert (COLOUR_NAMES[colour], value) == (chart.colours[place], chart.values[place])
+        said.setdefault(int(place), set()).add(tokenizer.decode([label]))
+    for place, tokens in said.items():
+        assert f" {chart.values[place]}" in tokens
+        assert tokens <= {
+            tokenizer.decode([token])
+            for word in (chart.names[place], chart.colours[place], str(chart.values[place]))
+            for token in tokenizer.encode(f" {word}")
+        }
+    assert len(said) == len(chart.names)
+
+
 def test_conversations_do_not_see_each_other() -> None:
     batch = _batch()
     before = _logits(batch)
     changed = batch.ids.clone()
     changed[batch.groups == 2] = 77
-    after = _logits(
-        TrainingBatch(
-            ids=changed,
-            labels=batch.labels,
-            groups=batch.groups,
-            positions=batch.positions,
-            pixels=batch.pixels,
-            patch_targets=batch.patch_targets,
-        )
-    )
+    after = _logits(replace(batch, ids=changed))
     of_second = (batch.groups == 2)[batch.labels != NO_LABEL]
     torch.testing.assert_close(after[~of_second], before[~of_second])
     assert not torch.allclose(after[of_second], before[of_second])

@@ -48,6 +48,19 @@ def test_facts_are_those_said_in_the_answer(kind: str) -> None:
         assert set(answer.colours) <= set(colours) <= set(chart.colours)
 
 
+@pytest.mark.parametrize("kind", list(MAKERS))
+def test_spans_point_at_the_words_about_each_mark(kind: str) -> None:
+    for index in range(10):
+        chart = build_chart("train", index)
+        answer = ask(chart, Random(index), kind)
+        assert [a for a, _, _ in answer.spans] == sorted(a for a, _, _ in answer.spans)
+        for start, end, mark in answer.spans:
+            facts = (chart.names[mark], chart.colours[mark], str(chart.values[mark]))
+            assert answer.text[start:end] in facts
+        assert len(answer.spans) >= len(answer.names) + len(answer.colours)
+        assert not set("\0\1") & set(answer.text)
+
+
 def test_answers_are_right() -> None:
     assert _said("describe")["Describe the chart."] == (
         "This is a bar chart with three bars. Ana is red and reaches 12. Bo is blue and reaches 3. "
@@ -79,9 +92,9 @@ def test_answers_are_right() -> None:
 
 
 def test_a_prompt_names_the_marks_and_shows_nothing_else() -> None:
-    assert introduce(CHART, with_image=True) == "The marks are, in order, Ana, Bo and Cy."
+    assert introduce(CHART, with_image=True) == "The marks are 1 Ana, 2 Bo and 3 Cy."
     assert introduce(CHART, with_image=False) == (
-        "A bar chart has, in order, Ana in red at 12, Bo in blue at 3 and Cy in red at 9."
+        "A bar chart has the marks 1 Ana in red at 12, 2 Bo in blue at 3 and 3 Cy in red at 9."
     )
 
 

@@ -86,8 +86,8 @@ def test_the_first_phase_trains_seeing_and_the_second_everything() -> None:
 
 def test_training_learns() -> None:
     """The same sequence again and again: its answers are learned by heart."""
-    trainer = Trainer(replace(SHORT, rate=5e-3, probe_weight=0.0), _tokenizer())
-    losses = [trainer.step(SHORT.vision_steps)["loss"] for _ in range(12)]
+    trainer = Trainer(replace(SHORT, rate=5e-3), _tokenizer())
+    losses = [trainer.step(SHORT.vision_steps)["answer"] for _ in range(12)]
     assert losses[-1] < 0.6 * losses[0]
 
 
@@ -124,6 +124,13 @@ def test_rates_rise_and_fall_in_both_phases() -> None:
     assert 0.9 * schedule.rate < decoding <= schedule.rate
     assert seeing == pytest.approx(schedule.vision_share * decoding)
     assert schedule.rates(schedule.total_steps - 1)[1] < 0.05 * schedule.rate
+
+
+def test_the_decoders_probe_fades_away() -> None:
+    schedule = Schedule()
+    first, last = schedule.vision_steps, schedule.total_steps
+    assert schedule.probe_weights(first) == (schedule.probe_weight, schedule.text_probe_weight)
+    assert schedule.probe_weights(last) == (schedule.probe_weight, 0.0)
 
 
 def test_evaluating_a_folder_without_a_target_is_refused(tmp_path: Path) -> None:

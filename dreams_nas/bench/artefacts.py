@@ -1,6 +1,5 @@
 """What a run folder holds for its report, read as plain data: every piece may be missing."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,20 +42,6 @@ class RunArtefacts:
         """The winner of the bench; None when the answer is not to speculate."""
         winner = self.bench["summary"]["winner"] if self.bench is not None else None
         return build_config(DraftArch, winner["arch"], "bench.json") if winner else None
-
-
-def require_own_folder(folder: Path, names: Collection[str]) -> None:
-    """Refuse to replace a folder that holds anything but what was written there before.
-
-    Raises:
-        UserError: Names what is in the way.
-    """
-    found = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    if others := sorted(set(found) - set(names)):
-        raise UserError(
-            f"{folder}: holds other files ({', '.join(others[:3])}), and it would be replaced as a "
-            "whole; choose an empty or a new folder"
-        )
 
 
 def load_artefacts(folder: Path) -> RunArtefacts:

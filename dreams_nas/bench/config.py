@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 from pydantic import Field
 
 from dreams_nas.core.config import Config, build_config
-from dreams_nas.core.device import Dtype
+from dreams_nas.core.place import PlaceConfig
 
 C = TypeVar("C", bound=Config)
 
@@ -19,19 +19,6 @@ class MeasureConfig(Config):
     """Times that every arm decodes every prompt; the median counts."""
     num_warmup: int = Field(default=2, ge=0)
     """Prompts that every arm decodes before the clock counts."""
-
-
-class PlaceConfig(Config):
-    """Which target, where it runs."""
-
-    target: str = "embedded"
-    """`embedded` or the folder of a Hugging Face model."""
-    device: str = "auto"
-    """auto, cpu or cuda:N."""
-    dtype: Dtype = "float32"
-    """Precision of target and draft."""
-    threads: int | None = Field(default=None, ge=1)
-    """CPU threads of one operation; null leaves torch's own number."""
 
 
 class BenchConfig(MeasureConfig, PlaceConfig):

@@ -17,7 +17,7 @@ from dreams_nas.bench.measure import clip_accepted
 from dreams_nas.core.errors import UserError
 from dreams_nas.decode.engine import DecodeResult
 from dreams_nas.space.tree import StaticTree
-from dreams_nas.targets.loading import load_target
+from dreams_nas.targets.loading import load_placed
 from dreams_nas.targets.prompts import load_image
 
 
@@ -84,7 +84,7 @@ def generate(config: GenerateConfig) -> Answer:
     images = [load_image(path) for path in config.images]
     if config.draft is not None:
         require_draft_folders({WINNER_NAME: config.draft})
-    target = load_target(config.target, config.device, config.dtype, config.threads)
+    target = load_placed(config)
     content = [{"type": "image"} for _ in images] + [{"type": "text", "text": config.prompt}]
     inputs = target.prepare([{"role": "user", "content": content}], images)
     arm = PLAIN

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dreams_nas.bench.artefacts import RunArtefacts, load_artefacts, require_own_folder
+from dreams_nas.bench.artefacts import RunArtefacts, load_artefacts
 from dreams_nas.bench.config import ReportConfig
 from dreams_nas.bench.plots import (
     Curve,
@@ -16,10 +16,9 @@ from dreams_nas.bench.plots import (
     plot_pareto,
     plot_speedup,
 )
-from dreams_nas.bench.summary import markdown_table
-from dreams_nas.core.console import warn
+from dreams_nas.core.console import markdown_table, warn
 from dreams_nas.core.errors import UserError
-from dreams_nas.core.files import atomic_dir, atomic_write_text
+from dreams_nas.core.files import atomic_dir, atomic_write_text, require_own_folder
 from dreams_nas.latency.cost import CostModel
 from dreams_nas.latency.table import LatencyEntry, LatencyTable
 from dreams_nas.space.arch import DraftArch

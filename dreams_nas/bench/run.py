@@ -4,18 +4,19 @@ import time
 from pathlib import Path
 
 from dreams_nas.bench.arms import PLAIN, load_arm, require_draft_folders
-from dreams_nas.bench.artefacts import BENCH_FILES, require_own_folder
+from dreams_nas.bench.artefacts import BENCH_FILES
 from dreams_nas.bench.config import BenchConfig
 from dreams_nas.bench.stage import BenchReport, bench_arms, build_prompts, target_deployment
 from dreams_nas.bench.summary import save_bench
 from dreams_nas.core.console import warn
 from dreams_nas.core.device import identify_device
 from dreams_nas.core.errors import UserError
+from dreams_nas.core.files import require_own_folder
 from dreams_nas.core.provenance import provenance
 from dreams_nas.core.seeds import derive_seed
 from dreams_nas.features.conversations import load_conversations
 from dreams_nas.latency.table import load_table
-from dreams_nas.targets.loading import load_target
+from dreams_nas.targets.loading import load_placed
 
 
 def bench(config: BenchConfig, quiet: bool = False) -> BenchReport:
@@ -45,7 +46,7 @@ def bench(config: BenchConfig, quiet: bool = False) -> BenchReport:
     if len(conversations) < config.num_prompts:
         warn(f"{config.data} has {len(conversations)} prompts; {config.num_prompts} were asked for")
     start = time.perf_counter()
-    target = load_target(config.target, config.device, config.dtype, config.threads)
+    target = load_placed(config)
     deployment = target_deployment(target)
     if table is not None:
         table.require_match(

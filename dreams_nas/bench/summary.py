@@ -2,17 +2,17 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dreams_nas.bench.arms import Arm
-from dreams_nas.bench.artefacts import BENCH_FILES, BENCH_SCHEMA, require_own_folder
+from dreams_nas.bench.artefacts import BENCH_FILES, BENCH_SCHEMA
 from dreams_nas.bench.stage import BenchReport
 from dreams_nas.bench.statistics import Quantiles
-from dreams_nas.core.console import format_cell
+from dreams_nas.core.console import format_cell, markdown_table
 from dreams_nas.core.device import peak_bytes
-from dreams_nas.core.files import atomic_dir, atomic_write_text, write_json
+from dreams_nas.core.files import atomic_dir, atomic_write_text, require_own_folder, write_json
 
 HEADERS = (
     "arm",
@@ -162,14 +162,6 @@ def findings(report: BenchReport) -> list[str]:
     if report.winner is None:
         lines.append("No winner: plain decoding is the answer here.")
     return lines
-
-
-def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A Markdown table, numbers to the right."""
-    is_text = [any(isinstance(row[i], str) for row in rows) for i in range(len(headers))]
-    rule = ["---" if left else "---:" for left in is_text]
-    cells = [[format_cell(value) for value in row] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [list(headers), rule, *cells])
 
 
 def length_rows(report: BenchReport) -> list[list[Any]]:

@@ -113,6 +113,14 @@ def format_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join([line(headers), rule, *(line(row) for row in cells)])
 
 
+def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table, numbers to the right."""
+    is_text = [any(isinstance(row[i], str) for row in rows) for i in range(len(headers))]
+    rule = ["---" if left else "---:" for left in is_text]
+    cells = [[format_cell(value) for value in row] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [list(headers), rule, *cells])
+
+
 def print_table(
     headers: Sequence[str], rows: Sequence[Sequence[Any]], conditions: str | None = None
 ) -> None:

@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -275,6 +275,20 @@ def file_hash(path: Path | str) -> str:
             return hashlib.file_digest(stream, "sha256").hexdigest()[:_NUM_HASH_CHARS]
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def require_own_folder(folder: Path, names: Collection[str]) -> None:
+    """Refuse to replace a folder that holds anything but what was written there before.
+
+    Raises:
+        UserError: Names what is in the way.
+    """
+    found = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    if others := sorted(set(found) - set(names)):
+        raise UserError(
+            f"{folder}: holds other files ({', '.join(others[:3])}), and it would be replaced as a "
+            "whole; choose an empty or a new folder"
+        )
 
 
 def check_free_space(path: Path | str, needed_bytes: int, what: str) -> None:

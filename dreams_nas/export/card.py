@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dreams_nas.core.console import format_cell
+from dreams_nas.core.console import markdown_table
 from dreams_nas.core.errors import UserError
 from dreams_nas.draft.config import DraftConfig
 from dreams_nas.space.servable import serving_engines
@@ -105,7 +105,7 @@ def _measured(config: DraftConfig, bench: Mapping[str, Any]) -> list[str]:
         "## Measured",
         f"This draft is arm `{names[0]}`.",
         _bullets(bench["conditions"]),
-        _table([h for i, h in enumerate(headers) if i != drop], rows),
+        markdown_table([h for i, h in enumerate(headers) if i != drop], rows),
         _bullets([line for line in bench["definitions"] if "predicted" not in line]),
         "\n".join(bench["findings"]),
         "## Predicted",
@@ -118,12 +118,6 @@ def _measured(config: DraftConfig, bench: Mapping[str, Any]) -> list[str]:
         f"From the latency table, before measuring: median {predicted['median']:.2f}, p10 "
         f"{predicted['p10']:.2f}, p90 {predicted['p90']:.2f} over prompts.",
     ]
-
-
-def _table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [list(headers), ["---"] * len(headers)]
-    lines += [[format_cell(value) for value in row] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _serving(config: DraftConfig) -> list[str]:

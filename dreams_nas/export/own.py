@@ -8,7 +8,13 @@ import torch
 from safetensors.torch import load_file
 
 from dreams_nas.core.errors import RunError, UserError, unknown_error
-from dreams_nas.core.files import atomic_dir, atomic_write_text, read_json, write_json
+from dreams_nas.core.files import (
+    atomic_dir,
+    atomic_write_text,
+    read_json,
+    require_own_folder,
+    write_json,
+)
 from dreams_nas.core.provenance import provenance
 from dreams_nas.draft.config import DraftConfig
 from dreams_nas.draft.model import DraftModel, load_draft
@@ -66,12 +72,8 @@ def save_export(
         UserError: The folder holds something that is no export, or the bench has no such draft.
         RunError: The disk is full, or what was written does not read back equal.
     """
+    require_own_folder(folder, FILES)
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if others := sorted(found - set(FILES)):
-        raise UserError(
-            f"{folder}: holds other files ({', '.join(others[:3])}), and it would be replaced as a "
-            "whole; choose an empty or a new folder"
-        )
     if found and "provenance.json" not in found:
         raise UserError(
             f"{folder}: holds a draft or a target that no export wrote, and it would be replaced; "

@@ -4,6 +4,7 @@ from pydantic import Field
 
 from dreams_nas.core.config import Config
 from dreams_nas.core.device import Dtype
+from dreams_nas.core.place import PlaceConfig
 from dreams_nas.space.arch import TapName, tap_layer_ids
 
 
@@ -33,23 +34,15 @@ class CollectConfig(Config):
         return tuple(sorted(ids | {num_layers - 1}))
 
 
-class CollectVerbConfig(CollectConfig):
+class CollectVerbConfig(CollectConfig, PlaceConfig):
     """`dreams-nas collect`: which target answers what, and where the features go."""
 
-    target: str = "embedded"
-    """`embedded` or a folder in the form of Hugging Face."""
     data: str = "embedded:train"
     """Prompts: embedded:train (or choose, score, test), or a .jsonl or .json file."""
     count: int | None = Field(default=None, ge=1)
     """Number of prompts, the first of a file; null: all of a file, or 960 generated ones."""
     out: str = "features"
     """Folder of the feature store."""
-    device: str = "auto"
-    """auto, cpu or cuda:N."""
-    dtype: Dtype = "float32"
-    """Precision of the target."""
-    threads: int | None = Field(default=None, ge=1)
-    """CPU threads per operation; null: all cores."""
     seed: int = Field(default=0, ge=0)
     """Root seed, of generated prompts."""
 

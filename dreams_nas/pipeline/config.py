@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from dreams_nas.core.config import Config
-from dreams_nas.core.device import Attention, Dtype
+from dreams_nas.core.place import PlaceConfig
 from dreams_nas.distill.recipes import Recipe
 from dreams_nas.distill.supernet_training import SupernetTrainingConfig
 
@@ -57,24 +57,14 @@ class BaselineConfig(Config):
     """Nodes of the published tree."""
 
 
-class PlaceConfig(Config):
-    """Which target, on which deployment."""
+class SeededConfig(PlaceConfig):
+    """A place and a seed."""
 
-    target: str = "embedded"
-    """`embedded`, a folder in the form of Hugging Face, or a hub id."""
-    device: str = "auto"
-    """auto, cpu or cuda:N."""
-    dtype: Dtype = "float32"
-    """Precision of target and draft."""
-    attention: Attention = "sdpa"
-    """Attention backend of the target."""
-    threads: int | None = Field(default=None, ge=1)
-    """CPU threads of one operation; null: all cores."""
     seed: int = Field(default=0, ge=0)
     """Root seed; every stage derives its own."""
 
 
-class RunConfig(PlaceConfig):
+class RunConfig(SeededConfig):
     """A whole run: collect, profile, train, search, finetune, bench, export, report."""
 
     out: str = "runs/run"
@@ -101,7 +91,7 @@ class RunConfig(PlaceConfig):
     """Times that every arm decodes every test prompt."""
 
 
-class TrainConfig(PlaceConfig):
+class TrainConfig(SeededConfig):
     """`dreams-nas train`: a supernet from collected features."""
 
     space: str = "demo"
@@ -114,7 +104,7 @@ class TrainConfig(PlaceConfig):
     """Recipe, budget and phases."""
 
 
-class SearchVerbConfig(PlaceConfig):
+class SearchVerbConfig(SeededConfig):
     """`dreams-nas search`: the fastest draft of a trained supernet on this deployment."""
 
     space: str = "demo"
@@ -139,7 +129,7 @@ class SearchVerbConfig(PlaceConfig):
     """Folder of the study and its result; an interrupted search goes on there."""
 
 
-class FinetuneConfig(PlaceConfig):
+class FinetuneConfig(SeededConfig):
     """`dreams-nas finetune`: one draft alone, and its tree once more."""
 
     space: str = "demo"

@@ -15,19 +15,19 @@ from dreams_nas.core.seeds import derive_seed
 from dreams_nas.features.conversations import Conversation, load_conversations
 from dreams_nas.features.store import FeatureStore, load_features
 from dreams_nas.latency.table import LatencyTable, load_table
-from dreams_nas.pipeline.config import PlaceConfig, RunConfig
+from dreams_nas.pipeline.config import RunConfig, SeededConfig
 from dreams_nas.pipeline.finetune import Splits
 from dreams_nas.space.search_space import SearchSpace, load_search_space
 from dreams_nas.supernet.checkpoint import SupernetConfig, load_supernet
 from dreams_nas.supernet.supernet import Supernet
 from dreams_nas.targets.huggingface import HuggingFaceTarget
-from dreams_nas.targets.loading import load_target
+from dreams_nas.targets.loading import load_placed
 
 
 class Place:
     """A target on a deployment."""
 
-    def __init__(self, config: PlaceConfig, quiet: bool = False) -> None:
+    def __init__(self, config: SeededConfig, quiet: bool = False) -> None:
         """Resolve device and threads; the target is loaded when it is asked for.
 
         Raises:
@@ -49,9 +49,8 @@ class Place:
     @cached_property
     def target(self) -> HuggingFaceTarget:
         """The loaded target."""
-        config = self.config
-        say(f"loading target {config.target} ({self.deployment.key})", self.quiet)
-        return load_target(config.target, self.device, config.dtype, self.threads, config.attention)
+        say(f"loading target {self.config.target} ({self.deployment.key})", self.quiet)
+        return load_placed(self.config)
 
     def seed(self, stage: str) -> int:
         """Seed of a stage."""

@@ -335,6 +335,7 @@ class _Stages:
             arms,
             build_prompts(target, context.conversations("test")),
             MeasureConfig(max_new_tokens=config.data.max_new_tokens, num_passes=config.num_passes),
+            table=context.table,
             predicted=predicted,
             deployment=context.deployment,
             quiet=context.quiet,

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from dreams_nas.core.device import Attention, Dtype, resolve_device
+from dreams_nas.core.device import Attention, Dtype, num_usable_cores, resolve_device
 from dreams_nas.core.errors import UserError
 from dreams_nas.core.files import read_json
+from dreams_nas.core.place import PlaceConfig
 from dreams_nas.targets.families import adapter_for
 from dreams_nas.targets.huggingface import HuggingFaceTarget
 
@@ -32,7 +33,7 @@ def load_target(
         name_or_path: "embedded", a local folder, or a hub id such as "owner/name".
         device: "auto", "cpu" or "cuda:N".
         dtype: Type of weights and states.
-        threads: CPU threads of one operation; None leaves torch's own number.
+        threads: CPU threads of one operation; None: all usable cores.
         attention: Attention backend, "sdpa" or "eager".
 
     Raises:
@@ -44,10 +45,14 @@ def load_target(
     config = _load_config(source)
     adapter = adapter_for(config, f"{source}/config.json")
     processor, tokenizer = _load_readers(source, adapter)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads or num_usable_cores())
     model = _load_model(source, adapter, getattr(torch, dtype), attention)
     return adapter(model.to(resolved), processor, tokenizer, name=Path(source).name)
+
+
+def load_placed(place: PlaceConfig) -> HuggingFaceTarget:
+    """Load the target of a config; see `load_target`."""
+    return load_target(place.target, place.device, place.dtype, place.threads, place.attention)
 
 
 def check_target(name_or_path: str | Path) -> None:
@@ -146,10 +151,10 @@ def _load_model(
 
 @contextmanager
 def _quiet_loading() -> Iterator[None]:
-    """Silence transformers' bar, and its table of missing weights, which our error replaces."""
+    """Silence transformers' bar and warnings, which our errors replace."""
     from transformers.utils import logging as transformers_logging
 
-    logger = logging.getLogger("transformers.modeling_utils")
+    logger = logging.getLogger("transformers")
     level = logger.level
     has_bar = transformers_logging.is_progress_bar_enabled()
     logger.setLevel(logging.CRITICAL)
