@@ -246,7 +246,7 @@ def test_bad_input_of_bench_is_found_before_a_target_is_loaded(
     arguments: tuple[str, ...],
     said: str,
 ) -> None:
-    monkeypatch.setattr("dreams_nas.bench.run.load_target", None)
+    monkeypatch.setattr("dreams_nas.bench.run.load_placed", None)
     code, out, err = call(capsys, "bench", place, *BENCH, *arguments)
     assert code == 2
     assert out == ""

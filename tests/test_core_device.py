@@ -249,10 +249,13 @@ def test_deployments_name_their_differences() -> None:
 
 def test_the_deployment_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_module, "num_usable_cores", lambda: 3)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     deployment = build_deployment("cpu", "float64")
     assert deployment.device_name == cpu_identity().name
     assert (deployment.device, deployment.dtype, deployment.threads) == ("cpu", "float64", 3)
     assert build_deployment("cpu", threads=1).threads == 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert build_deployment("cpu").threads == 2
 
 
 def test_peak_memory_is_in_bytes_and_grows() -> None:

@@ -51,7 +51,7 @@ def _logits(batch: TrainingBatch) -> torch.Tensor:
     """Return logits at the supervised positions."""
     features = image_features(_model(), batch.pixels.double())
     with torch.no_grad():
-        states = answer_states(_model(), batch, features)[-1]
+        states = answer_states(_model(), batch, features)[-1][batch.labels != NO_LABEL]
         logits: torch.Tensor = _model().lm_head(states)
     return logits
 
@@ -97,7 +97,7 @@ def test_the_answer_and_its_end_are_learned_and_nothing_else() -> None:
 def test_the_probe_is_told_the_mark_that_comes_next() -> None:
     tokenizer = _processor().tokenizer
     chart, _, rows = Packer(tokenizer, 400, seed=0).sequence("train", 1)
-    _, labels, _, _, places, colours, values = rows
+    _, labels, _, _, _, places, colours, values = rows
     assert (labels[places != NO_LABEL] != NO_LABEL).all()
     said: dict[int, set[str]] = {}
     for label, place, colour, value in zip(labels, places, colours, values, strict=True):

@@ -90,6 +90,12 @@ def num_usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def default_threads() -> int:
+    """Return the CPU threads of one operation: `OMP_NUM_THREADS` if it is set, else all cores."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else num_usable_cores()
+
+
 def cpu_identity(cpuinfo: Path = Path("/proc/cpuinfo")) -> DeviceIdentity:
     """Return the CPU's model name, the usable cores and the machine's memory."""
     name = ""
@@ -194,7 +200,10 @@ def build_deployment(
     batch: int = 1,
     quantization: str = "none",
 ) -> Deployment:
-    """Describe a deployment on a resolved device ("cpu" or "cuda:N"); threads None means all."""
+    """Describe a deployment on a resolved device, "cpu" or "cuda:N".
+
+    Threads left out are `default_threads`.
+    """
     identity = identify_device(device)
     return Deployment(
         device=identity.kind,
@@ -202,7 +211,7 @@ def build_deployment(
         dtype=dtype,
         mode=mode,
         attention=attention,
-        threads=threads if threads is not None else num_usable_cores(),
+        threads=threads if threads is not None else default_threads(),
         batch=batch,
         quantization=quantization,
     )

@@ -18,4 +18,4 @@ class PlaceConfig(Config):
     attention: Attention = "sdpa"
     """Attention backend of the target."""
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads of one operation; null: all cores."""
+    """CPU threads of one operation; null: OMP_NUM_THREADS, or all cores."""

@@ -97,6 +97,7 @@ class SupernetTask:
         full = self._full
         if self._sampler._draw_vocab:
             import numpy as np
+
             full = full.replace(vocab=self._sampler.draw_vocab(np.random.default_rng([5, step])))
         if step % 2 == 0 or not taps:
             return [full]

@@ -7,8 +7,8 @@ from dreams_nas.core.console import say
 from dreams_nas.core.device import (
     Deployment,
     build_deployment,
+    default_threads,
     identify_device,
-    num_usable_cores,
     resolve_device,
 )
 from dreams_nas.core.seeds import derive_seed
@@ -36,7 +36,7 @@ class Place:
         self.config = config
         self.quiet = quiet
         self.device = resolve_device(config.device)
-        self.threads = config.threads or num_usable_cores()
+        self.threads = config.threads or default_threads()
 
     @cached_property
     def deployment(self) -> Deployment:

@@ -1,6 +1,6 @@
 """The stage `profile`: load target and space, measure, write `table.json`."""
 
-from dreams_nas.core.device import num_usable_cores, resolve_device
+from dreams_nas.core.device import default_threads, resolve_device
 from dreams_nas.core.files import write_json
 from dreams_nas.core.provenance import provenance
 from dreams_nas.latency.table import LatencyTable, save_table
@@ -21,7 +21,7 @@ def run_profile(config: ProfileConfig, *, quiet: bool = False) -> LatencyTable:
         config.target,
         resolve_device(config.device),
         config.dtype,
-        config.threads or num_usable_cores(),
+        config.threads or default_threads(),
         config.attention,
     )
     table = profile(target, space, config, quiet=quiet)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dreams_nas.core.device import Attention, Dtype, num_usable_cores, resolve_device
+from dreams_nas.core.device import Attention, Dtype, default_threads, resolve_device
 from dreams_nas.core.errors import UserError
 from dreams_nas.core.files import read_json
 from dreams_nas.core.place import PlaceConfig
@@ -33,7 +33,7 @@ def load_target(
         name_or_path: "embedded", a local folder, or a hub id such as "owner/name".
         device: "auto", "cpu" or "cuda:N".
         dtype: Type of weights and states.
-        threads: CPU threads of one operation; None: all usable cores.
+        threads: CPU threads of one operation; None: `OMP_NUM_THREADS`, or all cores.
         attention: Attention backend, "sdpa" or "eager".
 
     Raises:
@@ -45,7 +45,7 @@ def load_target(
     config = _load_config(source)
     adapter = adapter_for(config, f"{source}/config.json")
     processor, tokenizer = _load_readers(source, adapter)
-    torch.set_num_threads(threads or num_usable_cores())
+    torch.set_num_threads(threads or default_threads())
     model = _load_model(source, adapter, getattr(torch, dtype), attention)
     return adapter(model.to(resolved), processor, tokenizer, name=Path(source).name)
 

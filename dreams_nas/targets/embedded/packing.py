@@ -57,6 +57,9 @@ class TrainingBatch:
     told: Tensor
     """What the predicted token tells of [B, T, 3]: place, colour and value of a mark, or
     ``NO_LABEL`` where it is about none."""
+    sources: Tensor
+    """Where in the sequence the predicted piece of a name stands in the prompt [B, T], or
+    ``NO_LABEL``."""
     pixels: Tensor
     """Pictures of the sequences that have one, [B', 3, 96, 96]."""
     patch_targets: Tensor
@@ -147,10 +150,27 @@ class Packer:
             marks += [-2] * (len(asked) + 1) + about
         return ids, marks
 
-    def sequence(self, split: str, index: int) -> tuple[Chart, bool, np.ndarray]:
-        """Build sequence number ``index``: the chart, whether its image is used, rows [7, T].
+    def _sources(
+        self, chart: Chart, prefix: list[int], ids: list[int], marks: list[int]
+    ) -> list[int]:
+        """Return for each token of a conversation where its piece of a name is in the prefix."""
+        names = [self._encode(name) for name in chart.names]
+        starts: list[int] = []
+        at = 0
+        for name in names:
+            at = next(i for i in range(at, len(prefix)) if prefix[i : i + len(name)] == name)
+            starts.append(at)
+        sources = [NO_LABEL] * len(ids)
+        for at, mark in enumerate(marks):
+            size = len(names[mark])
+            if mark >= 0 and marks[at - 1] != mark and ids[at : at + size] == names[mark]:
+                sources[at : at + size] = range(starts[mark], starts[mark] + size)
+        return sources
 
-        The rows are ids, labels, groups, positions, and place, colour and value told.
+    def sequence(self, split: str, index: int) -> tuple[Chart, bool, np.ndarray]:
+        """Build sequence number ``index``: the chart, whether its image is used, rows [8, T].
+
+        The rows are ids, labels, groups, positions, sources, and place, colour and value told.
         """
         chart = build_chart(split, index, self.seed)
         rng = random.Random(f"sequence/{self.seed}/{split}/{index}")
@@ -158,8 +178,9 @@ class Packer:
         prefix = [self._bos, self._user]
         prefix += [self._image] * (NUM_IMAGE_TOKENS if with_image else 0)
         prefix += self._encode(introduce(chart, with_image))
-        nothing = (NO_LABEL, NO_LABEL, NO_LABEL)
-        columns = [(token, NO_LABEL, 0, at, *nothing) for at, token in enumerate(prefix)]
+        none = NO_LABEL
+        nothing = (none, none, none)
+        columns = [(token, none, 0, at, none, *nothing) for at, token in enumerate(prefix)]
         facts = [
             (i, COLOUR_NAMES.index(chart.colours[i]), value) for i, value in enumerate(chart.values)
         ]
@@ -168,11 +189,12 @@ class Packer:
             ids, marks = self._conversation(chart, rng)
             if group > 1 and len(columns) + len(ids) > self.max_tokens:
                 break
+            ahead = [*self._sources(chart, prefix, ids, marks)[1:], none]
             for at, token in enumerate(ids):
                 mark = -2 if at + 1 == len(ids) else marks[at + 1]
-                label = NO_LABEL if mark == -2 else ids[at + 1]
+                label = none if mark == -2 else ids[at + 1]
                 told = facts[mark] if mark >= 0 else nothing
-                columns.append((token, label, group, len(prefix) + at, *told))
+                columns.append((token, label, group, len(prefix) + at, ahead[at], *told))
             group += 1
         return chart, with_image, np.array(columns, dtype=np.int64).T
 
@@ -180,19 +202,20 @@ class Packer:
         """Build the sequences with these numbers as one batch, padded to the longest."""
         built = [self.sequence(split, index) for index in indices]
         longest = max(rows.shape[1] for _, _, rows in built)
-        fill = np.array([self.tokenizer.pad_token_id, NO_LABEL, -1, 0, *[NO_LABEL] * 3])
+        fill = np.array([self.tokenizer.pad_token_id, NO_LABEL, -1, 0, *[NO_LABEL] * 4])
         packed = np.tile(fill[:, None, None], (1, len(built), longest))
         for i, (_, _, rows) in enumerate(built):
             packed[:, i, : rows.shape[1]] = rows
         charts = [chart for chart, with_image, _ in built if with_image]
-        ids, labels, groups, positions = torch.from_numpy(packed[:4])
+        ids, labels, groups, positions, sources = torch.from_numpy(packed[:5])
         pixels, targets = seen_by_probe(charts)
         return TrainingBatch(
             ids=ids,
             labels=labels,
             groups=groups,
             positions=positions,
-            told=torch.from_numpy(packed[4:]).permute(1, 2, 0),
+            sources=sources,
+            told=torch.from_numpy(packed[5:]).permute(1, 2, 0),
             pixels=pixels,
             patch_targets=targets,
         )
