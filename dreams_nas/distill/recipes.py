@@ -33,7 +33,7 @@ class Recipe(Config):
     """After the warm-up: fall to 0 by the end of the budget, or stay."""
     average_decay: float = Field(default=0.0, ge=0, lt=1)
     """Per-step decay of an exponential average of the weights, which is the result; 0 has none."""
-    batch_tokens: int = Field(default=2048, gt=0)
+    batch_tokens: int = Field(default=512, gt=0)
     """Prompt and answer tokens of a batch, padding included."""
     max_seconds: float | None = Field(default=None, gt=0)
     """Budget in seconds of wall time; the run ends with the first budget reached."""

@@ -128,14 +128,7 @@ class SubnetSampler:
             tap=self._turn(step + len(taps) // 2), **{name: c[0] for name, c in widths.items()}
         )
         drawn = [self._draw(rng, widths) for _ in range(self._num_random)]
-        archs = [largest, smallest, *drawn]
-        if self._draw_vocab:
-            archs = [arch.replace(vocab=self.draw_vocab(rng)) for arch in archs]
-        return list(dict.fromkeys(archs))
-
-    def draw_vocab(self, rng: np.random.Generator) -> float:
-        """A vocabulary of the space, each with the same chance."""
-        return float(self._space.vocab[int(rng.integers(len(self._space.vocab)))])
+        return list(dict.fromkeys([largest, smallest, *drawn]))
 
     def open_choices(self, name: str, progress: float) -> tuple[Any, ...]:
         """Choices of a dimension that subnets may take by now, ascending."""

@@ -94,14 +94,9 @@ class SupernetTask:
         if progress >= share:
             return self._sampler.choose(step, (progress - share) / max(1 - share, 1e-9))
         taps = [tap for tap in self._space.tap if tap != self._full.tap]
-        full = self._full
-        if self._sampler._draw_vocab:
-            import numpy as np
-
-            full = full.replace(vocab=self._sampler.draw_vocab(np.random.default_rng([5, step])))
         if step % 2 == 0 or not taps:
-            return [full]
-        return [full.replace(tap=taps[step // 2 % len(taps)])]
+            return [self._full]
+        return [self._full.replace(tap=taps[step // 2 % len(taps)])]
 
     def num_losses(self, step: int, progress: float) -> int:
         """Subnets of a step."""
