@@ -13,6 +13,7 @@ import pytest
 from cheap_drafts import cheap_drafts, scale_drafts
 from PIL import Image
 from target_models import save_target
+from test_bench_summary import KEYS
 
 from dreams_nas.cli.app import main
 from dreams_nas.core.yaml_data import write_yaml
@@ -32,22 +33,6 @@ STAGES = [
     "export",
     "report",
 ]
-KEYS = {
-    "mismatched_tokens",
-    "explained_near_ties",
-    "num_tokens_checked",
-    "acceptance_length",
-    "acceptance_length_replayed",
-    "speedup_measured",
-    "speedup_predicted",
-    "winner_over_eagle3",
-    "winner",
-    "arms",
-    "seconds_total",
-    "seconds_by_stage",
-    "peak_bytes",
-    "deployment",
-}
 
 
 def write_prompts(folder: Path, split: str, count: int) -> str:

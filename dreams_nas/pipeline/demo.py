@@ -22,29 +22,7 @@ def demo_config(
         threads: CPU threads of one operation; None takes all cores.
         seed: Root seed.
     """
-    if length == "quick":
-        return RunConfig(
-            out=out,
-            threads=threads,
-            seed=seed,
-            data=DataConfig(num_train=24, num_choose=8, num_score=8, num_test=4, max_new_tokens=48),
-            profile_budget_s=12,
-            train=SupernetTrainingConfig(recipe=Recipe(num_steps=12), num_calibration_batches=2),
-            search=SearchConfig(num_finalists=2, num_prompts=3),
-            finetune=Recipe(num_steps=8),
-            num_passes=1,
-        )
-    if length == "full":
-        return RunConfig(
-            out=out,
-            threads=threads,
-            seed=seed,
-            data=DataConfig(num_train=1600),
-            train=SupernetTrainingConfig(recipe=Recipe(max_seconds=420)),
-            finetune=Recipe(max_seconds=240),
-            baseline=BaselineConfig(kind="alone"),
-        )
-    return RunConfig(
+    config = RunConfig(
         out=out,
         threads=threads,
         seed=seed,
@@ -52,3 +30,20 @@ def demo_config(
         train=SupernetTrainingConfig(recipe=Recipe(max_seconds=140)),
         finetune=Recipe(max_seconds=60),
     )
+    if length == "quick":
+        return config.replace(
+            data=DataConfig(num_train=24, num_choose=8, num_score=8, num_test=4, max_new_tokens=48),
+            profile_budget_s=12.0,
+            train=SupernetTrainingConfig(recipe=Recipe(num_steps=12), num_calibration_batches=2),
+            search=SearchConfig(num_finalists=2, num_prompts=3),
+            finetune=Recipe(num_steps=8),
+            num_passes=1,
+        )
+    if length == "full":
+        return config.replace(
+            data=DataConfig(num_train=1600),
+            train=SupernetTrainingConfig(recipe=Recipe(max_seconds=420)),
+            finetune=Recipe(max_seconds=240),
+            baseline=BaselineConfig(kind="alone"),
+        )
+    return config

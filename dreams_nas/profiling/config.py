@@ -4,30 +4,20 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from dreams_nas.core.config import Config
-from dreams_nas.core.device import Attention, Dtype, Mode
+from dreams_nas.core.device import Mode
+from dreams_nas.core.place import PlaceConfig
 from dreams_nas.profiling.timers import TimerConfig
 
 
-class ProfileConfig(Config):
+class ProfileConfig(PlaceConfig):
     """What is measured, and for how long."""
 
-    target: str = "embedded"
-    """`embedded`, a folder or a hub id."""
     space: str = "demo"
     """Search space whose drafts will be priced: a shipped name or a YAML file."""
     out: Path = Path("runs/profile")
     """Folder that `table.json` is written to."""
-    device: str = "auto"
-    """auto, cpu or cuda:N."""
-    dtype: Dtype = "float32"
-    """Precision of target and draft."""
     mode: Mode = "eager"
     """How a step runs; only eager can be measured."""
-    attention: Attention = "sdpa"
-    """Attention backend of the target."""
-    threads: int | None = Field(default=None, ge=1)
-    """CPU threads of one operation; null for all cores."""
     seed: int = Field(default=0, ge=0)
     """Root seed: weights of the measured drafts, order of the sweeps, validation cases."""
     max_kv: int | None = Field(default=None, ge=1)

@@ -1,13 +1,12 @@
 """The stage `profile`: load target and space, measure, write `table.json`."""
 
-from dreams_nas.core.device import default_threads, resolve_device
 from dreams_nas.core.files import write_json
 from dreams_nas.core.provenance import provenance
 from dreams_nas.latency.table import LatencyTable, save_table
 from dreams_nas.profiling.config import ProfileConfig
 from dreams_nas.profiling.profile import profile
 from dreams_nas.space.search_space import load_search_space
-from dreams_nas.targets.loading import load_target
+from dreams_nas.targets.loading import load_placed
 
 
 def run_profile(config: ProfileConfig, *, quiet: bool = False) -> LatencyTable:
@@ -17,13 +16,7 @@ def run_profile(config: ProfileConfig, *, quiet: bool = False) -> LatencyTable:
         UserError: No such target, space or device, or sizes that do not fit.
     """
     space = load_search_space(config.space)
-    target = load_target(
-        config.target,
-        resolve_device(config.device),
-        config.dtype,
-        config.threads or default_threads(),
-        config.attention,
-    )
+    target = load_placed(config)
     table = profile(target, space, config, quiet=quiet)
     save_table(table, config.out / "table.json")
     write_json(
