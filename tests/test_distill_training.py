@@ -16,8 +16,8 @@ from dreams_nas.core.errors import RunError, UserError
 from dreams_nas.distill import checkpoint as checkpoint_module
 from dreams_nas.distill import trainer as trainer_module
 from dreams_nas.distill.finetune import build_draft, train_draft
-from dreams_nas.distill.recipes import Recipe
-from dreams_nas.distill.supernet_training import SupernetTrainingConfig, train_supernet
+from dreams_nas.distill.recipes import Recipe, SupernetTrainingConfig
+from dreams_nas.distill.supernet_training import train_supernet
 from dreams_nas.distill.trainer import StepLoss, learning_rate, train
 from dreams_nas.features.recording import Recording
 from dreams_nas.replay.batched import record_rank_paths

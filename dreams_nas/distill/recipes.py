@@ -63,3 +63,16 @@ NAMED_RECIPES: dict[str, Recipe] = {
 regression of the target's last feature, a tenth of its weight on the distribution. `eagle3` (arXiv
 2503.01840): no feature loss, training-time test of seven levels, each 0.8 of the one before. The
 published learning rates belong to far longer training of far larger drafts; ours is one for all."""
+
+
+class SupernetTrainingConfig(Config):
+    """How a supernet is trained."""
+
+    recipe: Recipe = Recipe(max_seconds=150)
+    """Losses, optimiser and budget of both phases together."""
+    full_share: float = Field(default=0.4, ge=0, le=1)
+    """Share of the budget for phase 1, the full draft, [0, 1]."""
+    num_random: int = Field(default=2, ge=0, le=16)
+    """Random subnets per step of phase 2, besides the largest and the smallest."""
+    num_calibration_batches: int = Field(default=8, ge=1)
+    """Batches over which importance is summed."""

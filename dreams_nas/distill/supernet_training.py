@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from dreams_nas.core.config import Config
 from dreams_nas.core.files import write_json
 from dreams_nas.core.seeds import derive_seed
 from dreams_nas.distill.checkpoint import remove_checkpoint, write_log
 from dreams_nas.distill.drafting_task import AnswerData
-from dreams_nas.distill.recipes import Recipe
+from dreams_nas.distill.recipes import SupernetTrainingConfig
 from dreams_nas.distill.sampling import Recordings, SubnetSampler
 from dreams_nas.distill.trainer import StepLoss, TrainReport, train
 from dreams_nas.space.arch import DraftArch
@@ -30,19 +28,6 @@ from dreams_nas.supernet.checkpoint import build_supernet, save_supernet, supern
 from dreams_nas.supernet.importance import apply_order, measure_importance
 from dreams_nas.supernet.supernet import Supernet
 from dreams_nas.targets.protocol import Target
-
-
-class SupernetTrainingConfig(Config):
-    """How a supernet is trained."""
-
-    recipe: Recipe = Recipe(max_seconds=150)
-    """Losses, optimiser and budget of both phases together."""
-    full_share: float = Field(default=0.4, ge=0, le=1)
-    """Share of the budget for phase 1, the full draft, [0, 1]."""
-    num_random: int = Field(default=2, ge=0, le=16)
-    """Random subnets per step of phase 2, besides the largest and the smallest."""
-    num_calibration_batches: int = Field(default=8, ge=1)
-    """Batches over which importance is summed."""
 
 
 class SupernetTask:

@@ -6,8 +6,7 @@ from pydantic import Field
 
 from dreams_nas.core.config import Config
 from dreams_nas.core.place import PlaceConfig
-from dreams_nas.distill.recipes import Recipe
-from dreams_nas.distill.supernet_training import SupernetTrainingConfig
+from dreams_nas.distill.recipes import Recipe, SupernetTrainingConfig
 
 
 class DataConfig(Config):

@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from dreams_nas.distill.recipes import Recipe
-from dreams_nas.distill.supernet_training import SupernetTrainingConfig
+from dreams_nas.distill.recipes import Recipe, SupernetTrainingConfig
 from dreams_nas.pipeline.config import BaselineConfig, DataConfig, RunConfig, SearchConfig
 
 Length = Literal["demo", "quick", "full"]
