@@ -4,6 +4,11 @@ The gradient of sum_v p (log p - log q) with respect to the draft's logits is q 
 over a chunk of positions yields value and gradient; the chunk's logits never leave the cache. The
 head is frozen: only the states receive a gradient.
 
+Measured (CPU seconds of one thread, fp32, 9 answers of 70 tokens behind 150, hidden 192, vocabulary
+4,096, depth 1, 4 levels, forward and backward): 0.43 s and 396 MB, against 0.57 s and 549 MB with a
+log-softmax of draft and target at every level. Of the 0.43 s, products take 59 % (half of them with
+the head), attention 16 %, this loss beside its products 12 %. A vocabulary of 1,024 takes 0.37 s.
+
 Shapes: N positions, L levels, D hidden, W kept vocabulary.
 """
 

@@ -6,6 +6,12 @@ itself; in-place distillation from the largest draft is absent, since its teache
 
 Taps have column blocks of their own in `fc`, and a block that phase 1 never reads would enter phase
 2 untrained; so phase 1 gives every other step to the other taps of the space.
+
+Measured on 120 CPU seconds, 320 answers of a half-trained embedded target, space `demo`, acceptance
+length of a chain of 4 for the largest / smallest body: 2 random subnets per step 3.44 / 2.90, one
+3.50 / 3.00. Drawing the vocabulary of both ends too instead of training them on the whole one
+changed nothing (2.66 / 2.02 against 2.74 / 2.09, in batches four times as large): the loss over the
+whole vocabulary trains all its prefixes.
 """
 
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,8 @@
 The fed-back state does not depend on the vocabulary, so all vocabulary prefixes come from the same
 pass: logits above the recorded token's are counted once, segment by segment.
 
-Measured on one thread of a 2021 server core, fp32, hidden 192, vocabulary 4,096 in four prefixes, 6
-levels, 100 answers of 60 tokens behind prompts of 150: see `record_rank_paths`.
+Measured (CPU seconds of one thread, fp32, hidden 192, vocabulary 4,096 in four prefixes, 6 levels,
+100 answers of 60 tokens behind 150): 2.6 s at depth 1, 3.7 s at depth 2.
 
 Shapes: B batch, R roots, D hidden, N rows with a token to propose, V vocabulary.
 """
@@ -42,8 +42,6 @@ def record_rank_paths(
     batch_tokens: int = 4096,
 ) -> dict[int, RankPaths]:
     """Replay recorded answers with one draft body, for several vocabulary prefixes.
-
-    Takes about 25 ms per answer of the size above: a hidden state costs 0.9 MFLOP, its logits 1.6.
 
     Args:
         weights: The draft; its head holds at least the largest prefix.

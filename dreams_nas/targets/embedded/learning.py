@@ -128,12 +128,15 @@ def answer_states(
 def copy_loss(
     model: LlavaForConditionalGeneration, batch: TrainingBatch, states: tuple[Tensor, ...]
 ) -> tuple[Tensor, float]:
-    """Return how far the copying heads look away from what is to be copied, and how often not.
+    """Return the loss of the copying heads, and how often they look at what is said next.
 
-    Half the query heads of two blocks at five and six eighths of the depth are taught to look at
-    the piece of a name in the prompt that is said next.
+    Half the heads of two blocks at five and six eighths of the depth are taught to look at the
+    piece of a name in the prompt that is said next, and to say what they look at: what they write
+    for that piece, read by final norm and head alone, is the piece.
     """
-    decoder, wanted = model.model.language_model, batch.sources[batch.sources != NO_LABEL]
+    decoder, named = model.model.language_model, batch.sources != NO_LABEL
+    wanted, pieces = batch.sources[named], batch.labels[named]
+    rows = torch.nonzero(named)[:, 0]
     mask = attention_mask(batch.groups, states[0].dtype)[:, 0]
     num_layers = len(decoder.layers)
     total, right = states[0].new_zeros(()), 0.0
@@ -143,11 +146,22 @@ def copy_loss(
         hidden = block.input_layernorm(states[layer])
         query, key = _rotated_heads(decoder, block.self_attn, hidden, batch.positions)
         scores = (query @ key.transpose(-1, -2)) * block.self_attn.scaling + mask[:, None]
-        chosen = scores.permute(0, 2, 1, 3)[batch.sources != NO_LABEL].flatten(0, 1)
+        chosen = scores.permute(0, 2, 1, 3)[named].flatten(0, 1)
         sources = wanted.repeat_interleave(query.shape[1])
-        total = total + F.cross_entropy(chosen, sources) / len(layers)
+        written = _written(block.self_attn, hidden[rows, wanted])
+        copied = model.lm_head(decoder.norm(written))
+        loss = F.cross_entropy(chosen, sources) + F.cross_entropy(copied, pieces)
+        total = total + loss / len(layers)
         right += (chosen.argmax(-1) == sources).float().mean().item() / len(layers)
     return total, right
+
+
+def _written(attention: Any, hidden: Tensor) -> Tensor:
+    """Return what the first half of an attention's heads write if they look at ``hidden`` only."""
+    num_kept = attention.v_proj.out_features // 2
+    value = attention.v_proj(hidden)[..., :num_kept].unflatten(-1, (-1, attention.head_dim))
+    value = value.repeat_interleave(attention.num_key_value_groups, dim=-2).flatten(-2)
+    return F.linear(value, attention.o_proj.weight[:, : value.shape[-1]])
 
 
 def _rotated_heads(
