@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
         from dreams_nas.features.conversations import load_conversations, split_of
         from dreams_nas.targets.loading import load_placed
 
-        seed = derive_seed(config.seed, "collect", config.data)
+        seed = derive_seed(config.seed, f"data-{split_of(config.data)}")
         conversations = load_conversations(config.data, config.count, seed)
         target = load_placed(config)
         store = collect_features(

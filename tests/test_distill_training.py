@@ -117,24 +117,35 @@ def supernet_config_of(**recipe: Any) -> SupernetTrainingConfig:
     )
 
 
+def trained_in(
+    folder: Path, target: HuggingFaceTarget, recordings: list[Recording]
+) -> dict[str, Tensor]:
+    config = supernet_config_of(average_decay=0.5)
+    net, _ = train_supernet(
+        SPACE, recordings, target, ORDER, config, seed=3, folder=folder, quiet=True
+    )
+    return net.state_dict()
+
+
+@pytest.fixture(scope="module")
+def whole(
+    target: HuggingFaceTarget, recordings: list[Recording], tmp_path_factory: Any
+) -> tuple[Path, dict[str, Tensor]]:
+    """An uninterrupted run."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, trained_in(folder, target, recordings)
+
+
 @pytest.mark.parametrize("killed_at", [3, 6, 9])
 def test_killed_run_ends_with_the_weights_of_an_uninterrupted_one(
     killed_at: int,
     target: HuggingFaceTarget,
     recordings: list[Recording],
+    whole: tuple[Path, dict[str, Tensor]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = supernet_config_of(average_decay=0.5)
-
-    def run(folder: Path) -> dict[str, Tensor]:
-        net, _ = train_supernet(
-            SPACE, recordings, target, ORDER, config, seed=3, folder=folder, quiet=True
-        )
-        return net.state_dict()
-
-    whole = run(tmp_path / "whole")
-    monkeypatch.setattr(trainer_module, "_CHECKPOINT_SECONDS", 0.0)
+    folder = tmp_path / "killed"
     real_step, steps = trainer_module._Loop._step, []
 
     def dying_step(loop: Any, progress: float) -> Any:
@@ -149,19 +160,19 @@ def test_killed_run_ends_with_the_weights_of_an_uninterrupted_one(
         trainer_module._Loop, "__init__", _with_checkpoints(trainer_module._Loop.__init__)
     )
     with pytest.raises(Killed):
-        run(tmp_path / "killed")
+        trained_in(folder, target, recordings)
     monkeypatch.setattr(trainer_module._Loop, "_step", real_step)
-    state = json.loads((tmp_path / "killed/checkpoint/state.json").read_text())
+    state = json.loads((folder / "checkpoint/state.json").read_text())
     assert state["step"] == killed_at
     assert state["task"] == {"is_ordered": killed_at > 6}
-    resumed = run(tmp_path / "killed")
-    for name, tensor in whole.items():
+    resumed = trained_in(folder, target, recordings)
+    for name, tensor in whole[1].items():
         assert torch.equal(tensor, resumed[name]), name
-    logs = [(tmp_path / n / "training_log.jsonl").read_text() for n in ("whole", "killed")]
+    logs = [(where / "training_log.jsonl").read_text() for where in (whole[0], folder)]
     steps_logged = [[json.loads(x)["step"] for x in log.splitlines()] for log in logs]
     assert steps_logged[0] == steps_logged[1] == [1, 11]
-    loaded, described = load_supernet(tmp_path / "killed", target)
-    assert torch.equal(loaded.body.fc, whole["body.fc"])
+    loaded, described = load_supernet(folder, target)
+    assert torch.equal(loaded.body.fc, whole[1]["body.fc"])
     assert described == supernet_config(target, SPACE.tap_layers(target.spec.dims), 2)
 
 
@@ -266,7 +277,7 @@ def test_answers_without_a_supervised_token_are_left_out_and_counted(
 def test_supernet_training_lowers_every_corner(
     target: HuggingFaceTarget, recordings: list[Recording]
 ) -> None:
-    config = supernet_config_of(num_steps=80, lr=5e-3)
+    config = supernet_config_of(num_steps=40, lr=5e-3)
     net, _ = train_supernet(SPACE, recordings, target, ORDER, config, seed=3, quiet=True)
     described = supernet_config(target, net.tap_layer_ids, 2)
     untrained, _ = train_supernet(

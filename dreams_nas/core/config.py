@@ -47,6 +47,18 @@ class Config(BaseModel):
         types = set() if field is None else set(_leaf_types(field.annotation))
         return bool not in types and bool(types & {int, float})
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_nested_defaults(cls, data: Any) -> Any:
+        """A nested config given in part keeps the rest of this class's default for it."""
+        if not isinstance(data, Mapping):
+            return data
+        filled = dict(data)
+        for name, field in cls.model_fields.items():
+            if isinstance(field.default, BaseModel) and isinstance(filled.get(name), Mapping):
+                filled[name] = _merged(field.default.model_dump(), filled[name])
+        return filled
+
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed, validated like a new one."""
         values = {name: getattr(self, name) for name in type(self).model_fields}
@@ -130,16 +142,26 @@ def config_hash(config: Config, exclude: set[str] | None = None) -> str:
     return hash_json(config.model_dump(mode="json", exclude=exclude))
 
 
-def config_fields(cls: type[BaseModel], prefix: str = "") -> list[ConfigField]:
-    """Return the documentation of every field, nested configs flattened to dotted keys."""
+def config_fields(
+    cls: type[BaseModel], prefix: str = "", defaults: BaseModel | None = None
+) -> list[ConfigField]:
+    """Return the documentation of every field, nested configs flattened to dotted keys.
+
+    Args:
+        cls: The config class.
+        prefix: Put before every key.
+        defaults: The instance that a field of this class defaults to, where it is nested.
+    """
     rows: list[ConfigField] = []
     for name, field in cls.model_fields.items():
         key = f"{prefix}{name}"
+        default = field.get_default(call_default_factory=True, validated_data={})
+        default = default if defaults is None else getattr(defaults, name)
         nested = [t for t in _leaf_types(field.annotation) if _is_model(t)]
         if len(nested) == 1 and get_origin(field.annotation) not in (list, tuple, dict):
-            rows += config_fields(nested[0], f"{key}.")
+            inner = default if isinstance(default, BaseModel) else None
+            rows += config_fields(nested[0], f"{key}.", inner)
             continue
-        default = field.get_default(call_default_factory=True, validated_data={})
         shown = "required" if default is PydanticUndefined else _shown(default)
         rows.append(ConfigField(key, shown, " ".join((field.description or "").split())))
     return rows
@@ -189,6 +211,15 @@ def _shown(value: Any) -> str:
     text = str(value) if value is None or isinstance(value, (int, float, str)) else repr(value)
     text = {"None": "null", "True": "true", "False": "false", "": "''"}.get(text, text)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _merged(default: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The default with what was given in its place, nested mappings likewise."""
+    merged = {**default, **given}
+    for key, value in given.items():
+        if isinstance(value, Mapping) and isinstance(default.get(key), Mapping):
+            merged[key] = _merged(default[key], value)
+    return merged
 
 
 def _data_path(data: Any, loc: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from dreams_nas.decode.plan import TreePlan, extend_mask
 from dreams_nas.draft.cache import DraftCache
 from dreams_nas.draft.layers import Rotary, build_rotary, forward_rows, fuse, head
 from dreams_nas.draft.model import DraftModel
+from dreams_nas.draft.ranks import best_rows
 from dreams_nas.draft.visual import kept_rows
 from dreams_nas.draft.weights import DraftWeights
 from dreams_nas.targets.protocol import PrefillOutput, Target, TargetInputs
@@ -28,7 +29,7 @@ class ReadyDraft:
     target_layer_ids: tuple[int, ...]
     keep_ratio: float
     rotary: Rotary
-    """Of every position a draft row can have, [S, E]."""
+    """Of the target's positions, [S, E]; `DraftSession` adds what a deep tree reaches beyond."""
 
     @property
     def wants_importance(self) -> bool:
@@ -58,6 +59,21 @@ def ready_draft(draft: DraftModel, target: Target) -> ReadyDraft:
         )
 
 
+def _reach(draft: ReadyDraft, num_positions: int) -> Rotary:
+    """Rotary table of at least that many positions.
+
+    Near the target's last position a tree still drafts to its full depth: what lies behind the
+    limit is thrown away afterwards, but needs a position until then.
+    """
+    table = draft.rotary
+    known = len(table.cos)
+    if num_positions <= known:
+        return table
+    positions = torch.arange(known, num_positions, device=table.cos.device)
+    more = build_rotary(draft.weights.inv_freq, positions, table.cos.dtype)
+    return Rotary(torch.cat([table.cos, more.cos]), torch.cat([table.sin, more.sin]))
+
+
 class DraftSession:
     """Drafts for one sequence. Its methods never look at a value on the host."""
 
@@ -67,6 +83,7 @@ class DraftSession:
         self._target = target
         self._plan = plan
         self._cache = DraftCache(draft.weights, capacity + plan.num_self_fed)
+        self._table = _reach(draft, capacity + plan.tree.num_levels)
         self._position = 0
         self._state_1D: Tensor | None = None
 
@@ -94,7 +111,7 @@ class DraftSession:
         embeddings_PD = torch.cat(
             [prefill.embeddings_TD[1:], self._target.embed(first_token_1)], dim=0
         )
-        rotary = Rotary(self._draft.rotary.cos[rows_R], self._draft.rotary.sin[rows_R])
+        rotary = Rotary(self._table.cos[rows_R], self._table.sin[rows_R])
         self._commit(embeddings_PD[rows_R], prefill.features_TF[rows_R], rotary)
         self._position = length
 
@@ -130,7 +147,7 @@ class DraftSession:
         return torch.cat(tokens) if len(tokens) > 1 else tokens[0]
 
     def _rotary(self, start: int, stop: int) -> Rotary:
-        return Rotary(self._draft.rotary.cos[start:stop], self._draft.rotary.sin[start:stop])
+        return Rotary(self._table.cos[start:stop], self._table.sin[start:stop])
 
     def _commit(self, embeddings_AD: Tensor, features_AF: Tensor, rotary: Rotary) -> None:
         """Run committed rows; the state of the last one is where the next round starts."""
@@ -155,11 +172,7 @@ class DraftSession:
 
     def _guess(self, states_WD: Tensor, num_ranks: int, picks: Tensor | None) -> Tensor:
         """Best guesses of some rows, flattened row by row, then the nodes' own picked out."""
-        logits_WV = head(self._draft.weights, states_WD)
-        if num_ranks == 1:
-            ids = logits_WV.argmax(dim=-1)
-        else:
-            ids = logits_WV.topk(num_ranks, dim=-1).indices.flatten()
+        ids = best_rows(head(self._draft.weights, states_WD), num_ranks)
         if picks is not None:
             ids = ids[picks]
         return ids if self._draft.vocab_ids_W is None else self._draft.vocab_ids_W[ids]

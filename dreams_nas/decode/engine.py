@@ -217,7 +217,7 @@ class _Speculative:
         if rows[-1] == len(rows) - 1:  # ascending from 0: a prefix needs no gathering
             kept_A, features_AF = chosen_Q[: len(rows)], out.features_QF[: len(rows)]
         else:
-            index_A = torch.tensor(rows, device=chosen_Q.device)
+            index_A = plan.lines[rows[-1]]
             kept_A, features_AF = chosen_Q[index_A], out.features_QF[index_A]
         # What the target chose after each kept row is the token that was gained there.
         self._gained, self._root_1 = (kept_A, features_AF), kept_A[-1:]

@@ -43,6 +43,9 @@ class TreePlan:
     """Additive mask of the verified rows: ancestors and self; None for a lone root."""
     children: tuple[tuple[int, ...], ...]
     """Verified rows below each verified row, the better guess first."""
+    lines: tuple[Tensor, ...]
+    """Verified rows from the root down to each verified row: on the device, so that keeping an
+    accepted path copies nothing there."""
 
     @property
     def num_self_fed(self) -> int:
@@ -117,6 +120,7 @@ def build_tree_plan(tree: StaticTree, device: torch.device, dtype: torch.dtype) 
         depths_Q=torch.tensor([0, *(len(path) for path in tree.paths)], device=device),
         mask_QQ=_additive(visible_QQ, dtype, device),
         children=tuple(map(tuple, children)),
+        lines=tuple(torch.tensor(sorted(line), device=device) for line in ancestry),
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dreams_nas.decode.drafting import ReadyDraft
 from dreams_nas.decode.engine import decode
-from dreams_nas.draft.layers import Rotary, forward_rows, fuse, head
+from dreams_nas.draft.layers import build_rotary, forward_rows, fuse, head
 from dreams_nas.draft.visual import kept_rows
 from dreams_nas.space.tree import RankPath, StaticTree
 from dreams_nas.targets.protocol import Target, TargetInputs
@@ -31,7 +31,7 @@ def _run_draft(
     """State of the last row, [D]."""
     num_rows = len(positions_T)
     causal = torch.ones(num_rows, num_rows, dtype=torch.bool, device=positions_T.device).tril()
-    rotary = Rotary(draft.rotary.cos[positions_T], draft.rotary.sin[positions_T])
+    rotary = build_rotary(draft.weights.inv_freq, positions_T, embeddings_TD.dtype)
     states = forward_rows(
         draft.weights, embeddings_TD[None], features_TD[None], rotary, _NoCache(), causal
     )

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from dreams_nas.core.files import hash_json, write_json
+from dreams_nas.core.files import hash_bytes, hash_json, write_json
 from dreams_nas.core.seeds import derive_seed
 from dreams_nas.distill.checkpoint import remove_checkpoint, write_log
 from dreams_nas.distill.drafting_task import AnswerData
@@ -118,6 +119,7 @@ def train_draft(
         fingerprint={
             "seed": seed,
             "draft": hash_json(config),
+            "start": hash_bytes(save(draft.to_tensors())),
             "data": data_hash,
             "num_answers": len(recordings),
         },

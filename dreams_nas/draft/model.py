@@ -6,13 +6,13 @@ Shapes: D hidden, V target vocabulary, W kept vocabulary.
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from dreams_nas.core.config import build_config
 from dreams_nas.core.errors import UserError
-from dreams_nas.core.files import atomic_path, read_json, write_json
+from dreams_nas.core.files import read_json
 from dreams_nas.draft.body import LINEAR_NAMES, DraftBody
+from dreams_nas.draft.checkpoint import CONFIG_FILE, WEIGHTS_FILE, load_weights, save_pair
 from dreams_nas.draft.config import DraftConfig
 from dreams_nas.draft.weights import DraftWeights
 
@@ -23,6 +23,10 @@ _PARAMETER_NAMES = dict(
         strict=True,
     )
 )
+
+
+_CHOSEN_LATER = ("policy",)
+"""Keys of the configuration that are set when the weights are long there."""
 
 
 class DraftModel(nn.Module):
@@ -81,11 +85,14 @@ class DraftModel(nn.Module):
         return {name: t.detach().contiguous() for name, t in tensors.items()}
 
     def save(self, folder: Path) -> None:
-        """Write `config.json` and `model.safetensors`, each atomically."""
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic_path(folder / "model.safetensors") as path:
-            save_file(self.to_tensors(), path, metadata={"format": "pt"})
-        write_json(folder / "config.json", self.config.model_dump(mode="json"))
+        """Write `model.safetensors` and `config.json`, as a pair that a kill cannot mix unnoticed.
+
+        A tree chosen since the last save changes `config.json` alone: whatever the moment of a
+        kill, the folder loads.
+        """
+        save_pair(
+            folder, self.to_tensors(), self.config.model_dump(mode="json"), free=_CHOSEN_LATER
+        )
 
 
 def load_draft(
@@ -94,19 +101,12 @@ def load_draft(
     """Read a draft checkpoint.
 
     Raises:
-        UserError: A missing or broken file, or tensors that are missing, unknown, of another shape
-            than the configuration says, or not finite.
+        UserError: A missing or broken file, files of different saves, or tensors that are missing,
+            unknown, of another shape than the configuration says, or not finite.
     """
-    config = build_config(
-        DraftConfig, read_json(folder / "config.json"), str(folder / "config.json")
-    )
-    path = folder / "model.safetensors"
-    if not path.is_file():
-        raise UserError(f"no draft weights at {path}; a draft folder holds config.json and them")
-    try:
-        tensors = load_file(path, device=str(device))
-    except Exception as error:  # safetensors raises its own, untyped error
-        raise UserError(f"{path} is not a readable safetensors file: {error}") from error
+    described, path = read_json(folder / CONFIG_FILE), folder / WEIGHTS_FILE
+    config = build_config(DraftConfig, described, str(folder / CONFIG_FILE))
+    tensors = load_weights(folder, described, "draft", device, free=_CHOSEN_LATER)
     for name in ("inv_freq", "vocab_ids"):
         if name not in tensors:
             raise UserError(f"{path} has no tensor '{name}', which every draft stores")
@@ -119,7 +119,7 @@ def load_draft(
         if stored.shape != own.shape:
             raise UserError(
                 f"{path}: tensor '{name}' has shape {list(stored.shape)}, the configuration in "
-                f"{folder / 'config.json'} asks for {list(own.shape)}"
+                f"{folder / CONFIG_FILE} asks for {list(own.shape)}"
             )
         if not torch.isfinite(stored).all():
             raise UserError(f"{path}: tensor '{name}' holds values that are not finite")

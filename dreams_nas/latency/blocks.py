@@ -11,6 +11,7 @@ Block = Literal[
     "verify",
     "target_prefill",
     "draft_layer",
+    "draft_sync",
     "draft_fc",
     "draft_head",
     "draft_fixed",
@@ -39,15 +40,25 @@ SPECS: dict[Block, BlockSpec] = {
     "verify": BlockSpec("a target pass over q = n + 1 rows; mask: chain or tree", ("mask",), True),
     "target_prefill": BlockSpec("the target over a prompt of q rows with its pixels", (), False),
     "draft_layer": BlockSpec(
-        "one decoder layer of the draft; position: first (it reads twice the hidden size) or next",
+        "one layer of a self-fed draft pass; position: first (reads twice the hidden size) or next",
         ("num_kv_heads", "ffn", "position"),
         True,
     ),
+    "draft_sync": BlockSpec(
+        "the draft commits q rows after a target pass: all its layers, of which the last answers "
+        "for one row, and all seams, without its fusion and head",
+        ("num_kv_heads", "ffn", "depth"),
+        True,
+    ),
     "draft_fc": BlockSpec("fusing the tapped features of q committed rows", ("taps",), False),
-    "draft_head": BlockSpec("final norm, head and top-k of q rows", ("vocab",), False),
+    "draft_head": BlockSpec(
+        "final norm, head and top-k of q rows; kind: sync (level 1, q = 1) or step",
+        ("vocab", "kind"),
+        False,
+    ),
     "draft_fixed": BlockSpec(
-        "the rest of a draft pass of q rows: embedding, rotary, cache writes; kind: sync or step",
-        ("kind",),
+        "the rest of a self-fed draft pass of q rows: embedding, rotary, mask, cache writes",
+        (),
         False,
     ),
     "draft_prefill": BlockSpec(
@@ -56,7 +67,10 @@ SPECS: dict[Block, BlockSpec] = {
         False,
     ),
     "host": BlockSpec(
-        "host work of a round with q = n + 1 rows; part: tree, accept or commit", ("part",), False
+        "host work of a round with q = n + 1 rows; part: tree, accept or commit; mask: chain "
+        "(commits a prefix) or tree (gathers rows)",
+        ("part", "mask"),
+        False,
     ),
 }
 """What each block measures; `profiling` and `CostModel` both stand on it."""

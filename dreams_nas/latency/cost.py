@@ -3,6 +3,9 @@
     round = [r > 1] t_sync(q = accepted + 1) + sum over levels d = 2..L of t_step(q = w_d)
             + t_tree + t_verify(q = n + 1) + t_commit
 
+A sync is no step of as many rows: it finds the processor's caches swept by the target, and its last
+layer runs queries and feed-forward for one row only. So it has blocks of its own.
+
 All times in milliseconds; kv is the number of rows in the cache before the pass. Every method takes
 numbers or arrays and broadcasts.
 """
@@ -11,6 +14,9 @@ from dreams_nas.latency.grid import ArrayLike, FloatArray
 from dreams_nas.latency.table import LatencyTable
 from dreams_nas.space.arch import DraftArch, TargetDims
 from dreams_nas.space.tree import StaticTree
+
+_MASKS = ("chain", "tree")
+_PARTS = ("tree", "accept", "commit")
 
 
 class CostModel:
@@ -27,29 +33,30 @@ class CostModel:
         layer = {"num_kv_heads": sizes.num_kv_heads, "ffn": sizes.ffn}
         num_taps = len(sizes.target_layer_ids)
         self._step = table.grid("target_step")
-        self._verify = {mask: table.grid("verify", mask=mask) for mask in ("chain", "tree")}
+        self._verify = {mask: table.grid("verify", mask=mask) for mask in _MASKS}
         self._first = table.grid("draft_layer", position="first", **layer)
         self._next = table.grid("draft_layer", position="next", **layer) if self.depth > 1 else None
         self._fc = table.grid("draft_fc", taps=num_taps)
-        self._head = table.grid("draft_head", vocab=sizes.vocab)
-        self._fixed = {kind: table.grid("draft_fixed", kind=kind) for kind in ("sync", "step")}
-        self._host = {part: table.grid("host", part=part) for part in ("tree", "accept", "commit")}
-        self._prefill = (
-            table.grid("draft_prefill", depth=self.depth, taps=num_taps, **layer)
-            if table.has_block("draft_prefill")
-            else None
-        )
+        self._sync = table.grid("draft_sync", depth=self.depth, **layer)
+        self._level_1 = table.grid("draft_head", vocab=sizes.vocab, kind="sync")
+        self._head = table.grid("draft_head", vocab=sizes.vocab, kind="step")
+        self._fixed = table.grid("draft_fixed")
+        self._host = {
+            mask: {part: table.grid("host", part=part, mask=mask) for part in _PARTS}
+            for mask in _MASKS
+        }
+        self._prefill = table.grid("draft_prefill", depth=self.depth, taps=num_taps, **layer)
 
     def max_verify_rows(self, mask: str = "tree") -> int:
         """Most rows q = n + 1 that a policy may have, as far as verify and host were measured."""
-        grids = (self._verify[mask], *self._host.values())
+        grids = (self._verify[mask], *self._host[mask].values())
         return min(grid.q_range[1] for grid in grids)
 
     @property
     def max_step_rows(self) -> int:
         """Most rows w_d of a self-fed draft step that were measured."""
         layers = [self._first] if self._next is None else [self._first, self._next]
-        return min(grid.q_range[1] for grid in [*layers, self._head, self._fixed["step"]])
+        return min(grid.q_range[1] for grid in [*layers, self._head, self._fixed])
 
     def t_ar(self, kv: ArrayLike) -> FloatArray:
         """One plain decoding step."""
@@ -59,34 +66,25 @@ class CostModel:
         """One verification of q = n + 1 rows."""
         return self._verify[mask](q, kv)
 
-    def t_tree(self, q: ArrayLike) -> FloatArray:
+    def t_tree(self, q: ArrayLike, mask: str = "tree") -> FloatArray:
         """Host work between draft and verify, for q = n + 1 rows."""
-        return self._host["tree"](q)
+        return self._host[mask]["tree"](q)
 
-    def t_commit(self, q: ArrayLike) -> FloatArray:
+    def t_commit(self, q: ArrayLike, mask: str = "tree") -> FloatArray:
         """Accepting and committing, for q = n + 1 rows."""
-        return self._host["accept"](q) + self._host["commit"](q)
+        return self._host[mask]["accept"](q) + self._host[mask]["commit"](q)
 
     def t_sync(self, q: ArrayLike, kv: ArrayLike) -> FloatArray:
         """The draft reads q newly committed rows; the last of them yields level 1."""
-        return self._committed_rows(q, kv) + self._head(1)
+        return self._fc(q) + self._sync(q, kv) + self._level_1(1)
 
     def t_step(self, q: ArrayLike, kv: ArrayLike) -> FloatArray:
         """One self-fed draft step of q = w_d rows, all of which go through the head."""
-        return self._layers(q, kv) + self._head(q) + self._fixed["step"](q)
+        return self._layers(q, kv) + self._head(q) + self._fixed(q)
 
     def t_draft_prefill(self, kept_rows: ArrayLike) -> FloatArray:
-        """The draft reads the prompt; the last row yields level 1 of the first round.
-
-        Measured where the table has `draft_prefill` entries; otherwise the sum of the blocks at
-        that many rows over an empty cache.
-        """
-        if self._prefill is not None:
-            return self._prefill(kept_rows) + self._head(1)
-        return self._committed_rows(kept_rows, 0) + self._head(1)
-
-    def _committed_rows(self, q: ArrayLike, kv: ArrayLike) -> FloatArray:
-        return self._fc(q) + self._layers(q, kv) + self._fixed["sync"](q)
+        """The draft reads the prompt; the last row yields level 1 of the first round."""
+        return self._prefill(kept_rows) + self._level_1(1)
 
     def _layers(self, q: ArrayLike, kv: ArrayLike) -> FloatArray:
         first = self._first(q, kv)

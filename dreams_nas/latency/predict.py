@@ -63,8 +63,9 @@ def predict_round_ms(costs: CostModel, tree: StaticTree, walk: Walk) -> FloatArr
     if not tree.paths:
         return costs.t_ar(target_kv_N)
     num_rows = tree.num_nodes + 1
-    round_ms_N = costs.t_verify(num_rows, target_kv_N, mask_kind(tree))
-    round_ms_N = round_ms_N + costs.t_tree(num_rows) + costs.t_commit(num_rows)
+    mask = mask_kind(tree)
+    round_ms_N = costs.t_verify(num_rows, target_kv_N, mask)
+    round_ms_N = round_ms_N + costs.t_tree(num_rows, mask) + costs.t_commit(num_rows, mask)
     draft_kv_N = walk.kept_rows_P[walk.prompt_N] + walk.root_N
     num_self_fed = 0
     for width in tree.step_widths:

@@ -27,7 +27,7 @@ from dreams_nas.latency.grid import Grid
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA = "latency-table/1"
+SCHEMA = "latency-table/2"
 
 
 class TableHeader(Config):
@@ -143,10 +143,6 @@ class LatencyTable(Config):
         for e in self.entries:
             points.setdefault(group_key(e.block, e.dims), []).append((e.q, e.kv, e.median_ms))
         return {key: Grid(key, group) for key, group in points.items()}
-
-    def has_block(self, block: Block) -> bool:
-        """Whether the block was measured at all."""
-        return any(key[0] == block for key in self.grids)
 
     def grid(self, block: Block, **dims: int | str) -> Grid:
         """The measured points of one block.

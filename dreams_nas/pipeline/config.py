@@ -2,11 +2,19 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dreams_nas.core.config import Config
 from dreams_nas.core.place import PlaceConfig
 from dreams_nas.distill.recipes import Recipe, SupernetTrainingConfig
+
+BUDGETS = ("max_seconds", "num_steps")
+"""Keys of a recipe that end a training."""
+
+
+def _require_budget(recipe: Recipe, key: str) -> None:
+    if all(getattr(recipe, unit) is None for unit in BUDGETS):
+        raise ValueError(f"{key} has no budget: set max_seconds, num_steps or both")
 
 
 class DataConfig(Config):
@@ -74,6 +82,8 @@ class RunConfig(SeededConfig):
     """Prompts."""
     batch_tokens: int = Field(default=16384, ge=1)
     """Budget of one batch when answers are collected, tokens with padding."""
+    table: str | None = None
+    """Latency table of this deployment and target to use; null measures one."""
     profile_budget_s: float = Field(default=60.0, gt=0)
     """Seconds that measuring the latency table may take."""
     max_kv: int | None = Field(default=None, ge=1)
@@ -89,6 +99,19 @@ class RunConfig(SeededConfig):
     num_passes: int = Field(default=3, ge=1)
     """Times that every arm decodes every test prompt."""
 
+    @model_validator(mode="after")
+    def _validate_budgets(self) -> "RunConfig":
+        parts = {"train.recipe": self.train.recipe, "finetune": self.finetune}
+        for key, recipe in parts.items():
+            _require_budget(recipe, key)
+        units = [{u for u in BUDGETS if getattr(r, u) is not None} for r in parts.values()]
+        if self.baseline.kind == "alone" and not units[0] & units[1]:
+            raise ValueError(
+                "baseline.kind = alone trains eagle3 as long as supernet and winner together: give "
+                "train.recipe and finetune budgets of one unit, max_seconds or num_steps"
+            )
+        return self
+
 
 class TrainConfig(SeededConfig):
     """`dreams-nas train`: a supernet from collected features."""
@@ -101,6 +124,11 @@ class TrainConfig(SeededConfig):
     """Folder of the supernet; an interrupted training goes on there."""
     train: SupernetTrainingConfig = SupernetTrainingConfig()
     """Recipe, budget and phases."""
+
+    @model_validator(mode="after")
+    def _validate_budget(self) -> "TrainConfig":
+        _require_budget(self.train.recipe, "train.recipe")
+        return self
 
 
 class SearchVerbConfig(SeededConfig):
@@ -153,3 +181,8 @@ class FinetuneConfig(SeededConfig):
     """Losses, optimiser and budget."""
     out: str = "draft"
     """Folder of the draft; an interrupted training goes on there."""
+
+    @model_validator(mode="after")
+    def _validate_budget(self) -> "FinetuneConfig":
+        _require_budget(self.recipe, "recipe")
+        return self

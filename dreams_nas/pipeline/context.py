@@ -1,6 +1,6 @@
 """What the stages of one run share, loaded once and only when a stage needs it."""
 
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from dreams_nas.core.console import say
@@ -11,6 +11,7 @@ from dreams_nas.core.device import (
     identify_device,
     resolve_device,
 )
+from dreams_nas.core.files import hash_json
 from dreams_nas.core.seeds import derive_seed
 from dreams_nas.features.conversations import Conversation, load_conversations
 from dreams_nas.features.store import FeatureStore, load_features
@@ -94,6 +95,7 @@ class RunContext(Place):
         """An artefact of the run."""
         return self.folder / name
 
+    @cache  # noqa: B019 - one context per run
     def conversations(self, split: str) -> list[Conversation]:
         """Prompts of a split; the same at every call.
 
@@ -103,6 +105,11 @@ class RunContext(Place):
         data = self.run.data
         source, count = getattr(data, split), getattr(data, f"num_{split}")
         return load_conversations(source, count, self.seed(f"data-{split}"))
+
+    @cache  # noqa: B019
+    def data_hash(self, split: str) -> str:
+        """Hash of a split's prompts, images included."""
+        return hash_json([c.content_hash() for c in self.conversations(split)])
 
     def store(self, split: str) -> FeatureStore:
         """Recorded answers of a split."""
@@ -115,7 +122,7 @@ class RunContext(Place):
 
     @cached_property
     def table(self) -> LatencyTable:
-        """The run's latency table; measured here, or put there and checked."""
+        """The run's latency table."""
         return self.load_table(self.path("table.json"))
 
     @cached_property

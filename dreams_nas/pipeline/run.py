@@ -1,19 +1,22 @@
 """A whole run: from a target and a machine to a measured, lossless, exported draft."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from dreams_nas.bench.arms import BASELINE_NAME, PLAIN, WINNER_NAME, Arm, load_arm
 from dreams_nas.bench.config import MeasureConfig
+from dreams_nas.bench.measure import Prompt
 from dreams_nas.bench.report import write_report
-from dreams_nas.bench.stage import bench_arms, build_prompts
+from dreams_nas.bench.stage import bench_arms, build_prompts, require_room
 from dreams_nas.bench.statistics import Quantiles
 from dreams_nas.bench.summary import save_bench
-from dreams_nas.core.config import config_hash, save_config
-from dreams_nas.core.files import hash_json, read_json
+from dreams_nas.core.config import save_config
+from dreams_nas.core.device import identify_device
+from dreams_nas.core.errors import UserError
+from dreams_nas.core.files import file_hash, hash_json, read_json
 from dreams_nas.core.lock import machine_lock
-from dreams_nas.core.provenance import provenance
+from dreams_nas.core.provenance import package_versions, provenance
 from dreams_nas.distill.finetune import build_draft
 from dreams_nas.distill.recipes import NAMED_RECIPES, Recipe
 from dreams_nas.distill.supernet_training import train_supernet
@@ -21,19 +24,20 @@ from dreams_nas.draft.model import load_draft
 from dreams_nas.export.own import read_bench, save_export
 from dreams_nas.features.collect import collect
 from dreams_nas.features.config import CollectConfig
+from dreams_nas.features.store import load_features
 from dreams_nas.features.vocabulary import vocabulary_order
 from dreams_nas.latency.table import load_table, save_table
 from dreams_nas.pipeline.config import RunConfig
 from dreams_nas.pipeline.context import RunContext
 from dreams_nas.pipeline.finetune import finetune, load_evaluation, load_published_tree
 from dreams_nas.pipeline.replayed import as_deployed
-from dreams_nas.pipeline.run_folder import RunFolder, Stage
+from dreams_nas.pipeline.run_folder import RunFolder, Stage, remove_artefact
 from dreams_nas.pipeline.search import search
 from dreams_nas.profiling.config import ProfileConfig
 from dreams_nas.profiling.profile import profile
 from dreams_nas.search.result import SearchResult, load_result
 from dreams_nas.space.arch import NAMED_ARCHS, DraftArch
-from dreams_nas.targets.loading import check_target
+from dreams_nas.targets.loading import check_target, target_fingerprint
 
 PUBLISHED_TREE_NAME = "eagle3_published_tree"
 """The arm of the baseline with the best static tree of the published size."""
@@ -60,12 +64,15 @@ def run(config: RunConfig, *, quiet: bool = False, force: bool = False) -> dict[
     context = RunContext(config, quiet)
     stages = _Stages(context)
     check_target(config.target)
-    stages.check_data()
-    save_config(config, context.path("config.yaml"))
-    folder = RunFolder(context.folder, quiet)
+    stages.check()
     with machine_lock("run", quiet=quiet):
+        save_config(config, context.path("config.yaml"))
+        folder = RunFolder(context.folder, quiet)
         folder.run(stages.until_search(), force=force)
-        folder.run(stages.after_search(load_result(context.path("search"))), force=force)
+        result = load_result(context.path("search"))
+        if result.winner is None:
+            stages.forget_drafts(folder)
+        folder.run(stages.after_search(result), force=force)
     line: dict[str, Any] = read_json(context.path("bench") / "bench.json")["summary"]
     seconds = folder.seconds_by_stage
     return {**line, "seconds_by_stage": seconds, "seconds_total": sum(seconds.values())}
@@ -78,22 +85,57 @@ class _Stages:
         self._context = context
         self._config = context.run
 
-    def check_data(self) -> None:
-        """Read every split once, so that a broken file is found before anything is loaded."""
+    def check(self) -> None:
+        """Find what can be found before anything is loaded.
+
+        Raises:
+            UserError: A broken data set, a sample in two splits, a space that is too large to
+                search, or one without the baseline's point.
+        """
+        space, config = self._context.space, self._config
+        if space.size > config.search.max_drafts:
+            raise UserError(
+                f"space '{config.space}' has {space.size} drafts, and exhaustive search takes up "
+                f"to search.max_drafts = {config.search.max_drafts}; narrow the space or raise it"
+            )
+        if config.baseline.kind != "none" and not space.contains(NAMED_ARCHS[BASELINE_NAME]):
+            raise UserError(
+                f"space '{config.space}' lacks the point of {BASELINE_NAME} "
+                f"({NAMED_ARCHS[BASELINE_NAME].key}), which the winner is to be measured against; "
+                "add its choices, or set baseline.kind = none"
+            )
+        seen: dict[str, str] = {}
         for split in (*COLLECTED_SPLITS, "test"):
-            self._context.conversations(split)
+            for conversation in self._context.conversations(split):
+                other = seen.setdefault(conversation.content_hash(), split)
+                if other != split:
+                    raise UserError(
+                        f"sample '{conversation.id}' is in the splits {other} and {split}; each "
+                        "sample may be in one of them, or what is measured was learned by heart"
+                    )
+
+    def forget_drafts(self, folder: RunFolder) -> None:
+        """Delete what an earlier run, with a winner, has left."""
+        folder.forget(("finetune", "baseline", "export"))
+        for name in ("draft", "baseline", "export"):
+            remove_artefact(self._context.path(name))
 
     def until_search(self) -> list[Stage]:
         """What is done whatever the answer of the search."""
-        config = self._config
-        data_hash = hash_json([config.data, config.space, config.seed, config.target])
-        place = hash_json([self._context.deployment, config.target])
+        context, config = self._context, self._config
+        target = [target_fingerprint(config.target), config.dtype, config.attention]
         collects = [
             self._stage(
                 f"collect-{split}",
                 lambda split=split: self._collect(split),  # type: ignore[misc]
                 output=f"features/{split}",
-                settings=[data_hash, config.dtype, self._context.space.hash],
+                settings=[
+                    target,
+                    context.data_hash(split),
+                    config.data.max_new_tokens,
+                    context.space.tap,
+                ],
+                hash_output=lambda path: load_features(path).key_hash,
             )
             for split in COLLECTED_SPLITS
         ]
@@ -103,7 +145,19 @@ class _Stages:
                 "profile",
                 self._profile,
                 output="table.json",
-                settings=[place, self._context.space.hash, config.profile_budget_s, config.max_kv],
+                inputs=tuple(stage.name for stage in collects),
+                settings=[
+                    target,
+                    context.deployment,
+                    identify_device(context.device).num_cores,
+                    package_versions(),
+                    context.space.hash,
+                    context.data_hash("test"),
+                    config.data.max_new_tokens,
+                    config.profile_budget_s,
+                    config.max_kv,
+                    config.table and file_hash(config.table),
+                ],
                 hash_output=lambda path: load_table(path).hash,
             ),
             self._stage(
@@ -111,14 +165,14 @@ class _Stages:
                 self._train,
                 output="supernet",
                 inputs=("collect-train",),
-                settings=[config_hash(config.train), self._context.space.hash, config.seed],
+                settings=[target, config.train, context.space.hash, config.seed],
             ),
             self._stage(
                 "search",
                 self._search,
                 output="search",
                 inputs=("collect-choose", "collect-score", "profile", "train"),
-                settings=[config_hash(config.search), self._context.space.hash, data_hash],
+                settings=[config.search, context.space.hash, config.data.max_new_tokens],
             ),
         ]
 
@@ -127,7 +181,7 @@ class _Stages:
         config = self._config
         drafts: list[Stage] = []
         if result.winner is not None:
-            settings = [config_hash(config.finetune), config.seed]
+            settings = [config.finetune, self._context.space.policy, config.seed]
             read = ("collect-train", "collect-choose", "collect-score", "profile", "train")
             drafts.append(
                 self._stage(
@@ -155,7 +209,11 @@ class _Stages:
                 lambda: self._bench(has_winner=bool(drafts)),
                 output="bench",
                 inputs=(*names, "profile", "search"),
-                settings=[config.data, config.num_passes, config.seed],
+                settings=[
+                    self._context.data_hash("test"),
+                    config.data.max_new_tokens,
+                    config.num_passes,
+                ],
             )
         ]
         if drafts:
@@ -180,12 +238,10 @@ class _Stages:
         output: str,
         inputs: tuple[str, ...] = (),
         settings: Any = None,
-        hash_output: Callable[[Path], str] | None = None,
+        hash_output: Callable[[Path], str] = file_hash,
     ) -> Stage:
-        stage = Stage(name, hash_json(settings), inputs, self._context.path(output), run_stage)
-        if hash_output is None:
-            return stage
-        return Stage(name, stage.config_hash, inputs, stage.output, run_stage, hash_output)
+        path = self._context.path(output)
+        return Stage(name, hash_json(settings), inputs, path, run_stage, hash_output)
 
     def _collect(self, split: str) -> None:
         context, config = self._context, self._config
@@ -207,6 +263,11 @@ class _Stages:
 
     def _profile(self) -> None:
         context, config = self._context, self._config
+        prompts = build_prompts(context.target, context.conversations("test"))
+        require_room(context.target, prompts, config.data.max_new_tokens)
+        if config.table is not None:
+            save_table(context.load_table(Path(config.table)), context.path("table.json"))
+            return
         settings = ProfileConfig(
             target=config.target,
             space=config.space,
@@ -215,11 +276,18 @@ class _Stages:
             attention=config.attention,
             threads=context.threads,
             seed=context.seed("profile"),
-            max_kv=config.max_kv,
+            max_kv=config.max_kv or self._longest(prompts),
             budget_s=config.profile_budget_s,
         )
         table = profile(context.target, context.space, settings, quiet=context.quiet)
         save_table(table, context.path("table.json"))
+
+    def _longest(self, prompts: Sequence[Prompt]) -> int:
+        """Rows of the longest prompt of all splits with its longest answer."""
+        lengths = [len(prompt.inputs.input_ids_T) for prompt in prompts]
+        for split in COLLECTED_SPLITS:
+            lengths += [entry.prompt_length for entry in self._context.store(split).entries]
+        return max(lengths) + self._config.data.max_new_tokens
 
     def _train(self) -> None:
         context = self._context
@@ -255,6 +323,7 @@ class _Stages:
             supernet_hash=RunFolder(context.folder).state.stages["train"].output,
             out=context.path("search"),
             seed=config.seed,
+            overwrite=True,
             quiet=context.quiet,
         )
 

@@ -6,6 +6,7 @@ stale and is done again; one that was killed has no entry and goes on where its 
 it.
 """
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -89,7 +90,9 @@ class RunFolder:
                 say(f"{stage.name}: finished before, kept", self._quiet)
                 continue
             say(f"{stage.name}: started", self._quiet)
-            self._forget(stage.name)
+            self.forget([stage.name])
+            if force:
+                remove_artefact(stage.output)
             start = time.perf_counter()
             stage.run()
             seconds = time.perf_counter() - start
@@ -116,8 +119,9 @@ class RunFolder:
         done = self.state.stages
         return {name: done[name].output for name in stage.inputs if name in done}
 
-    def _forget(self, name: str) -> None:
-        kept = {k: v for k, v in self.state.stages.items() if k != name}
+    def forget(self, names: Sequence[str]) -> None:
+        """Take stages off the record."""
+        kept = {name: r for name, r in self.state.stages.items() if name not in names}
         self._save(self.state.replace(stages=kept))
 
     def _finish(self, stage: Stage, seconds: float) -> None:
@@ -133,3 +137,11 @@ class RunFolder:
     def _save(self, state: RunState) -> None:
         self.state = state
         write_json(self._path, state.model_dump(mode="json"))
+
+
+def remove_artefact(path: Path) -> None:
+    """Delete what a stage wrote, a file or a folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

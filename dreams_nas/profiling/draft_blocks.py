@@ -1,13 +1,15 @@
-"""Points of the draft: layers, fusion, head, the rest of a pass, prefill.
+"""Points of the draft: sync, fusion, layers, head, the rest of a step, prefill.
 
 Where a part cannot be timed alone, two whole passes are timed and the entry is their difference: a
-further layer is the slope between one layer and three; the rest of a pass is what `DraftSession`
-takes besides layers, fusion and head, averaged over the smallest and the largest draft of the
-space. So the blocks add up to the passes that decoding makes, whatever the seams cost.
+further layer is the slope between one layer and three; a sync is what `DraftSession` takes less the
+fusion; the rest of a step is what it takes besides layers and head, averaged over the smallest and
+the largest draft of the space. So the blocks add up to the passes that decoding makes, whatever the
+seams cost.
 
 What is in the processor's caches belongs to a pass: a self-fed step comes right after another draft
-pass and finds the draft's weights there; a sync comes after the target has swept them out. Points
-are prepared accordingly, and what the sync pays for it lands in the rest of the sync.
+pass and finds the draft's weights there; a sync, its fusion and the head of level 1 come after the
+target has swept them out. Points are prepared accordingly, and so a sync is measured apart from the
+steps, for every size and depth: its last layer, which answers for one row only, is in there.
 
 Shapes: Q rows of the pass, D hidden, F tapped features.
 """
@@ -27,12 +29,10 @@ from dreams_nas.profiling.points import PointSet, Terms, add_terms
 from dreams_nas.profiling.random_drafts import SLOPE_DEPTH, RandomDrafts
 from dreams_nas.profiling.timers import Point
 from dreams_nas.space.arch import DraftArch
-from dreams_nas.space.tree import StaticTree
 from dreams_nas.targets.protocol import Target
 
 _NUM_RANKS = 4
 """Best guesses per row, one number for all: the table has no dimension for it."""
-_ROW = StaticTree.chain(1)
 
 
 class DraftBlocks:
@@ -96,14 +96,22 @@ class DraftBlocks:
         key = f"{len(weights.layers)} draft layers({name}) q={q} kv={kv}"
         return points.add_point(Point(key, run, run))
 
-    def add_heads(self, points: PointSet) -> None:
-        """`draft_head`: norm, head, top-k and the ids in the target's vocabulary."""
+    def add_heads(self, points: PointSet, disturb: Callable[[], object]) -> None:
+        """`draft_head`: norm, head, top-k and the ids in the target's vocabulary.
+
+        That of level 1 is all that `DraftSession` does between a sync and the first step.
+        """
         for vocab in self._grids.vocabs:
             num_kv_heads, ffn = self._grids.layer_sizes[0]
             weights = self._drafts.weights(num_kv_heads, ffn, 1, num_taps=1, vocab=vocab)
             for q in self._grids.step_rows:
                 run = self._guess(weights, vocab, q)
-                points.add("draft_head", q, 0, {"vocab": vocab}, run, run)
+                points.add("draft_head", q, 0, {"vocab": vocab, "kind": "step"}, run, run)
+            ids_W = self._drafts.vocab_ids(vocab)
+            draft = ReadyDraft(weights, ids_W, (0,), 1.0, self._drafts.rotary)
+            level_1 = fan_tree(min(_NUM_RANKS, vocab), 0)
+            one = self._passes.sync_and_propose(draft, level_1, 0, disturb)
+            points.add("draft_head", 1, 0, {"vocab": vocab, "kind": "sync"}, *one, every=2)
 
     def _guess(self, weights: DraftWeights, vocab: int, q: int) -> Callable[[], object]:
         states_QD, ids_W = self._drafts.normal(q, self._hidden), self._drafts.vocab_ids(vocab)
@@ -127,39 +135,54 @@ class DraftBlocks:
 
                 points.add("draft_fc", q, 0, {"taps": taps}, run, disturb, every=3)
 
-    def add_rest(
-        self, points: PointSet, references: list[DraftArch], disturb: Callable[[], object]
-    ) -> None:
-        """`draft_fixed`: whole passes of the reference drafts without their other blocks.
+    def add_syncs(self, points: PointSet, disturb: Callable[[], object]) -> None:
+        """`draft_sync`: what `DraftSession` takes to commit rows, less their fusion.
 
-        Needs layers, heads and fusion to have been added.
+        Needs the fusion to have been added. A sync finds what the round before committed, which is
+        never more than the target's rows.
+        """
+        for num_kv_heads, ffn in self._grids.layer_sizes:
+            for depth in self._grids.depths:
+                dims: Dims = {"num_kv_heads": num_kv_heads, "ffn": ffn, "depth": depth}
+                self._add_syncs_of(points, dims, self._taps_draft(num_kv_heads, ffn, depth), disturb)
+
+    def _add_syncs_of(
+        self, points: PointSet, dims: Dims, draft: ReadyDraft, disturb: Callable[[], object]
+    ) -> None:
+        num_taps, name = len(draft.target_layer_ids), _describe(draft)
+        session = self._passes.prefill(draft, self._grids.max_kv)()
+        for q in self._grids.sync_rows:
+            fusion = points.terms_at("draft_fc", {"taps": num_taps}, q)
+            for kv in self._grids.sync_kv_points:
+                one = self._passes.sync(session, num_taps, q, kv, disturb)
+                key = points.add_point(Point(f"sync of {name} q={q} kv={kv}", *one, every=2))
+                terms = add_terms((1.0, {key: 1.0}), (-1.0, fusion))
+                points.add_entry("draft_sync", q, kv, dims, terms)
+
+    def _taps_draft(
+        self, num_kv_heads: int, ffn: int, depth: int, taps: int | None = None
+    ) -> ReadyDraft:
+        """A draft without a head; by default with the fewest taps."""
+        taps = self._grids.taps[0] if taps is None else taps
+        weights = self._drafts.weights(num_kv_heads, ffn, depth, num_taps=taps, vocab=1)
+        layer_ids = tuple(range(taps))  # how many matters here, not which
+        return ReadyDraft(weights, None, layer_ids, 1.0, self._drafts.rotary)
+
+    def add_rest(self, points: PointSet, references: list[DraftArch]) -> None:
+        """`draft_fixed`: steps of the reference drafts without their layers and head.
+
+        Needs layers and heads to have been added.
 
         Args:
             points: Collects them; holds the other blocks.
             references: Drafts over which the rest is averaged.
-            disturb: The target, before a sync.
         """
         share = 1.0 / len(references)
         ready = [self._drafts.ready(arch) for arch in references]
-        for q in self._grids.sync_rows:
-            rest = [self._sync_rest(points, one, q, disturb) for one in ready]
-            terms = add_terms(*((share, terms) for terms in rest))
-            points.add_entry("draft_fixed", q, 0, {"kind": "sync"}, terms)
-        for q in self._grids.step_rows:
+        for q in self._grids.rest_rows:
             rest = [self._step_rest(points, one, q) for one in ready]
             terms = add_terms(*((share, terms) for terms in rest))
-            points.add_entry("draft_fixed", q, 0, {"kind": "step"}, terms)
-
-    def _sync_rest(
-        self, points: PointSet, draft: ReadyDraft, q: int, disturb: Callable[[], object]
-    ) -> Terms:
-        one = self._passes.sync_and_propose(draft, _ROW, q, disturb)
-        key = points.add_point(Point(f"sync and level 1 of {_describe(draft)} q={q}", *one))
-        fusion = points.terms_at("draft_fc", {"taps": len(draft.target_layer_ids)}, q)
-        layers = self._layer_terms(points, draft, q, self._passes.kv)
-        return add_terms(
-            (1.0, {key: 1.0}), (-1.0, fusion), (-1.0, layers), (-1.0, _head_terms(points, draft, 1))
-        )
+            points.add_entry("draft_fixed", q, 0, {}, terms)
 
     def _step_rest(self, points: PointSet, draft: ReadyDraft, q: int) -> Terms:
         """Two levels less one level; both draft q nodes at level 1."""
@@ -192,9 +215,7 @@ class DraftBlocks:
         for num_kv_heads, ffn in self._grids.layer_sizes:
             for depth in self._grids.depths:
                 for taps in self._grids.taps:
-                    weights = self._drafts.weights(num_kv_heads, ffn, depth, num_taps=taps, vocab=1)
-                    layer_ids = tuple(range(taps))  # how many matters here, not which
-                    draft = ReadyDraft(weights, None, layer_ids, 1.0, self._drafts.rotary)
+                    draft = self._taps_draft(num_kv_heads, ffn, depth, taps)
                     dims: Dims = {
                         "num_kv_heads": num_kv_heads,
                         "ffn": ffn,
@@ -207,7 +228,8 @@ class DraftBlocks:
 
 
 def _head_terms(points: PointSet, draft: ReadyDraft, q: int) -> Terms:
-    return points.terms_at("draft_head", {"vocab": len(draft.weights.head_VD)}, q)
+    dims: Dims = {"vocab": len(draft.weights.head_VD), "kind": "step"}
+    return points.terms_at("draft_head", dims, q)
 
 
 def _describe(draft: ReadyDraft) -> str:

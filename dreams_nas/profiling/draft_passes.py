@@ -23,6 +23,19 @@ class DraftPass(NamedTuple):
     prepare: Callable[[], object]
 
 
+class _Restart:
+    """Brings a session back to where kv rows were committed, as often as wanted."""
+
+    def __init__(self, session: DraftSession, kv: int) -> None:
+        self._opened, self._kv = session, kv
+        self.session = session
+
+    def __call__(self) -> None:
+        self._opened.cache.length = self._kv
+        self._opened.cache.rewind()
+        self.session = copy.copy(self._opened)  # its position and state; the cache is shared
+
+
 class DraftPasses:
     """Builds passes of any draft over the same number of committed rows."""
 
@@ -44,6 +57,32 @@ class DraftPasses:
         """Opens a new session and commits a prompt of so many rows."""
         return self._opening(draft, StaticTree.chain(1), num_rows)
 
+    def sync(
+        self,
+        session: DraftSession,
+        num_taps: int,
+        num_new: int,
+        kv: int,
+        disturb: Callable[[], object],
+    ) -> DraftPass:
+        """The draft commits `num_new` rows over kv rows, without drafting.
+
+        Args:
+            session: Of `prefill` with at least kv rows; passes of other sizes may share it.
+            num_taps: Tapped layers of its draft.
+            num_new: Rows to commit, at least 1.
+            kv: Rows that it finds.
+            disturb: What runs before it, as the target does in a round.
+        """
+        features_AF, tokens_A = self._rows(num_new, num_taps), self._tokens[:num_new]
+        restart = _Restart(session, kv)
+
+        def prepare() -> None:
+            disturb()
+            restart()
+
+        return DraftPass(lambda: restart.session.sync(tokens_A, features_AF), prepare)
+
     def sync_and_propose(
         self,
         draft: ReadyDraft,
@@ -60,27 +99,21 @@ class DraftPasses:
             disturb: What runs before it, as the target does in a round; None for the pass itself,
                 as self-fed steps follow each other.
         """
-        session = self._opening(draft, tree, self.kv)()
+        restart = _Restart(self._opening(draft, tree, self.kv)(), self.kv)
         features_AF, tokens_A = self._features(draft, num_new), self._tokens[:num_new]
-        current = [session]
-
-        def reset() -> None:
-            session.cache.length = self.kv
-            session.cache.rewind()
-            current[0] = copy.copy(session)  # its position and state; the cache is shared
 
         def run() -> None:
             if num_new:
-                current[0].sync(tokens_A, features_AF)
-            current[0].propose()
+                restart.session.sync(tokens_A, features_AF)
+            restart.session.propose()
 
         def prepare() -> None:
             if disturb is None:
-                reset()
+                restart()
                 run()
             else:
                 disturb()
-            reset()
+            restart()
 
         return DraftPass(run, prepare)
 

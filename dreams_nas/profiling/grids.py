@@ -1,7 +1,8 @@
 """Which points a search space needs: sizes, rows and cached rows, and no more than that.
 
 What a round costs decides where the points go: verification is most of it and is measured with
-every number of rows up to 16; the draft's blocks bend less and have a coarser grid.
+every number of rows up to 16; the draft's blocks bend less and have a coarser grid, so that
+each of their points is measured more often.
 """
 
 import heapq
@@ -16,8 +17,10 @@ from dreams_nas.space.tree import RankPath, StaticTree
 
 _VERIFY_ROWS = (*range(2, 18), 33, 61, 65)
 _DRAFT_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 60, 64)
-_HOST_ROWS = (2, 5, 9, 17, 33, 61)
-_PREFILL_ROWS = (1, 32, 128, 256, 512, 1024, 2048)
+_REST_ROWS = (1, 4, 16, 64)
+_SYNC_ROWS = (1, 2, 4, 7)
+_HOST_ROWS = (2, 4, 9, 17, 33, 61)
+_PREFILL_ROWS = (1, 64, 256, 1024, 2048)
 _MOST_DEFAULT_KV = 2048
 _MAX_RANKS = 8
 """Best guesses of one node that `likely_tree` uses; published trees take 4 to 10."""
@@ -36,11 +39,15 @@ class Grids:
     chain_rows: tuple[int, ...]
     """q of verification along a chain."""
     step_rows: tuple[int, ...]
-    """q of the draft's layers and head, and of the rest of a self-fed step."""
+    """q of the layers and the head of a self-fed draft step."""
+    rest_rows: tuple[int, ...]
+    """q of the rest of a self-fed draft step."""
     sync_rows: tuple[int, ...]
     """q of the draft's committed rows: accepted tokens and the bonus."""
     host_rows: tuple[int, ...]
-    """q of a round, for its host work."""
+    """q of a round along a tree, for its host work."""
+    chain_host_rows: tuple[int, ...]
+    """q of a round along a chain, for its host work."""
     prefill_rows: tuple[int, ...]
     """Prompt rows that the draft keeps."""
     layer_sizes: tuple[tuple[int, int], ...]
@@ -71,6 +78,11 @@ class Grids:
     def kv_points(self) -> tuple[int, ...]:
         """Committed rows of the target at which its passes are measured."""
         return tuple(sorted({1, self.mid_kv, self.max_kv}))
+
+    @property
+    def sync_kv_points(self) -> tuple[int, ...]:
+        """Committed rows of the draft at which a sync is measured."""
+        return tuple(sorted({1, self.max_kv}))
 
     def draft_kv_points(self, num_rows: int) -> tuple[int, ...]:
         """Rows in the draft's cache at which a layer is measured; the bend is seen with few."""
@@ -127,9 +139,11 @@ def plan_grids(
         max_kv=kv,
         verify_rows=_up_to(_VERIFY_ROWS, rows),
         chain_rows=_up_to(_VERIFY_ROWS, longest_chain),
-        step_rows=_up_to(_DRAFT_ROWS, max(widest, longest_chain)),
-        sync_rows=_up_to((1, 2, 4, 7), longest_chain),
+        step_rows=_up_to(_DRAFT_ROWS, widest),
+        rest_rows=_up_to(_REST_ROWS, widest),
+        sync_rows=_up_to(_SYNC_ROWS, longest_chain),
         host_rows=_up_to(_HOST_ROWS, rows),
+        chain_host_rows=_up_to((2, 4), longest_chain),
         prefill_rows=_up_to(_PREFILL_ROWS, kv),
         layer_sizes=_unique((s.num_kv_heads, s.ffn) for s in sizes),
         depths=_unique(space.depth),

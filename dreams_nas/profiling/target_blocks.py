@@ -105,11 +105,16 @@ class TargetBlocks:
                     points.add("verify", q, kv, {"mask": mask}, run, disturb)
 
     def add_host(self, points: PointSet) -> None:
-        """The host's part of a round, with a path of two nodes accepted."""
-        for q in self._grids.host_rows:
-            self._add_host(points, likely_tree(_NUM_LEVELS, q - 1))
+        """The host's part of a round, with a path of two nodes accepted.
 
-    def _add_host(self, points: PointSet, tree: StaticTree) -> None:
+        What a chain accepts is a prefix of its rows; a tree's path mostly has to be gathered.
+        """
+        for q in self._grids.host_rows:
+            self._add_host(points, likely_tree(_NUM_LEVELS, q - 1), "tree")
+        for q in self._grids.chain_host_rows:
+            self._add_host(points, StaticTree.chain(q - 1), "chain")
+
+    def _add_host(self, points: PointSet, tree: StaticTree, mask: str) -> None:
         plan, q = self.plan(tree), tree.num_nodes + 1
         verify = self.verify(tree, self._grids.mid_kv)
         tokens_Q = self._tokens_Q[:q]
@@ -137,7 +142,7 @@ class TargetBlocks:
                 _ = chosen_Q[index_A], features_QF[index_A]
 
         for part, run in (("tree", join), ("accept", accept), ("commit", commit)):
-            points.add("host", q, 0, {"part": part}, run, verify, every=2)
+            points.add("host", q, 0, {"part": part, "mask": mask}, run, verify, every=2)
 
     def add_prefills(self, points: PointSet) -> None:
         """The target's prefill of real prompts, an image included where it takes one."""

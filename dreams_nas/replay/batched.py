@@ -168,6 +168,9 @@ def count_above(logits_NV: Tensor, row_N: Tensor, sizes: Sequence[int]) -> Tenso
     above = [flags_NV[:, a:b].sum(dim=1, dtype=torch.float32) for a, b in pairwise(bounds)]
     ranks = torch.stack(above, dim=1).to(torch.int64).cumsum(dim=1)
     torch.eq(logits_NV, own_N1, out=flags_NV)
-    for tied in (flags_NV.sum(dim=1, dtype=torch.float32) > 1).nonzero().flatten().tolist():
-        ranks[tied] += int(flags_NV[tied, : int(row_N[tied])].count_nonzero())
+    tied_M = (flags_NV.sum(dim=1, dtype=torch.float32) > 1).nonzero().flatten()
+    if len(tied_M):
+        columns_V = torch.arange(logits_NV.shape[1], device=row_N.device)
+        before_MV = flags_NV[tied_M].masked_fill_(columns_V >= row_N[tied_M, None], 0)
+        ranks[tied_M] += before_MV.sum(dim=1, keepdim=True, dtype=torch.float32).to(torch.int64)
     return ranks.masked_fill(row_N[:, None] >= torch.tensor(sizes, device=row_N.device), -1)

@@ -5,12 +5,12 @@ from typing import Literal, Protocol
 
 import torch
 from pydantic import Field
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dreams_nas.core.config import Config, build_config
 from dreams_nas.core.errors import UserError
-from dreams_nas.core.files import atomic_path, read_json, write_json
+from dreams_nas.core.files import read_json
+from dreams_nas.draft.checkpoint import CONFIG_FILE, WEIGHTS_FILE, load_weights, save_pair
 from dreams_nas.draft.config import DraftConfig
 from dreams_nas.space.arch import DraftArch, TargetDims
 from dreams_nas.supernet.supernet import Supernet
@@ -113,33 +113,24 @@ def supernet_config(
 
 
 def save_supernet(folder: Path, supernet: Supernet, config: SupernetConfig) -> None:
-    """Write weights, vocabulary order and configuration, each atomically."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write weights with the vocabulary order, and the configuration they are stamped with."""
     tensors = {n: t.detach().cpu().contiguous() for n, t in supernet.state_dict().items()}
-    with atomic_path(folder / "model.safetensors") as path:
-        save_file(tensors, path, metadata={"format": "pt"})
-    write_json(folder / "config.json", config.model_dump(mode="json"))
+    save_pair(folder, tensors, config.model_dump(mode="json"))
 
 
 def load_supernet(folder: Path, target: SharedTarget) -> tuple[Supernet, SupernetConfig]:
     """Read a supernet and bind it to its target.
 
     Raises:
-        UserError: A missing or broken file, another target, or tensors that are missing, unknown,
-            of another shape than the configuration says, or not finite.
+        UserError: A missing or broken file, files of different saves, another target, or tensors
+            that are missing, unknown, of another shape than the configuration says, or not finite.
     """
-    where = folder / "config.json"
-    config = build_config(SupernetConfig, read_json(where), str(where))
+    described, path = read_json(folder / CONFIG_FILE), folder / WEIGHTS_FILE
+    config = build_config(SupernetConfig, described, str(folder / CONFIG_FILE))
     spec = target.spec
     probe = config.draft_config(DraftArch(tap="last"))
     probe.require_target(spec.tokenizer_hash, spec.embedding_hash, spec.name)
-    path = folder / "model.safetensors"
-    if not path.is_file():
-        raise UserError(f"no supernet weights at {path}; a supernet folder holds config.json too")
-    try:
-        tensors = load_file(path, device=str(target.device))
-    except Exception as error:  # safetensors raises its own, untyped error
-        raise UserError(f"{path} is not a readable safetensors file: {error}") from error
+    tensors = load_weights(folder, described, "supernet", target.device)
     order_V = tensors.get("vocab_order_V")
     ids_V = torch.arange(config.target_dims.vocab, device=target.device)
     if order_V is None or not torch.equal(order_V.sort().values, ids_V):

@@ -11,7 +11,7 @@ import torch
 
 from dreams_nas.core.device import Attention, Dtype, default_threads, resolve_device
 from dreams_nas.core.errors import UserError
-from dreams_nas.core.files import read_json
+from dreams_nas.core.files import hash_json, read_json
 from dreams_nas.core.place import PlaceConfig
 from dreams_nas.targets.families import adapter_for
 from dreams_nas.targets.huggingface import HuggingFaceTarget
@@ -63,6 +63,20 @@ def check_target(name_or_path: str | Path) -> None:
     """
     source = _resolve_source(str(name_or_path))
     adapter_for(_load_config(source), f"{source}/config.json")
+
+
+def target_fingerprint(name_or_path: str | Path) -> str:
+    """What tells two targets apart without reading their weights.
+
+    Names, sizes and times of a folder's files and the content of its configuration; a hub id is
+    taken by its name.
+    """
+    folder = Path(_resolve_source(str(name_or_path)))
+    if not folder.is_dir():
+        return hash_json(str(name_or_path))
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hash_json([stats, read_json(folder / "config.json")])
 
 
 def _resolve_source(name: str) -> str:

@@ -46,13 +46,14 @@ class Chart:
     """Width of a mark as a share of its slot."""
 
 
-def build_chart(split: str, index: int, seed: int = 0) -> Chart:
+def build_chart(split: str, index: int, seed: int = 0, with_inventions: bool = False) -> Chart:
     """Build chart number ``index`` of a split; the same arguments give the same chart.
 
     Args:
         split: ``train``, ``choose``, ``score`` or ``test``; decides the tables.
         index: number of the chart, 0 or more.
         seed: root seed.
+        with_inventions: see ``sample_names``.
 
     Raises:
         UserError: if the split is unknown.
@@ -67,7 +68,7 @@ def build_chart(split: str, index: int, seed: int = 0) -> Chart:
     return Chart(
         table=table,
         kind=rng.choices(KINDS, _KIND_WEIGHTS)[0],
-        names=sample_names(split, num_marks, rng),
+        names=sample_names(split, num_marks, rng, with_inventions),
         colours=tuple(colours),
         values=values,
         thickness=rng.uniform(0.5, 0.8),

@@ -41,9 +41,9 @@ class Conversation:
     """Chat messages in the form of Hugging Face; the image part comes before the text part."""
 
 
-def build_example(split: str, index: int, seed: int = 0) -> Example:
+def build_example(split: str, index: int, seed: int = 0, with_inventions: bool = False) -> Example:
     """Build example number ``index`` of a split: a chart, a question, its answer."""
-    chart = build_chart(split, index, seed)
+    chart = build_chart(split, index, seed, with_inventions)
     answer = ask(chart, random.Random(f"question/{seed}/{split}/{index}"))
     return Example(
         id=f"{split}-{seed}-{index:06d}",

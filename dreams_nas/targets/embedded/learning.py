@@ -39,9 +39,9 @@ class Schedule:
     """Steps over which a learning rate rises from 0, in both phases."""
     vision_rate: float = 1e-3
     """Peak learning rate of the vision tower alone."""
-    rate: float = 2e-3
+    rate: float = 1e-3
     """Peak learning rate of the decoder."""
-    vision_share: float = 0.05
+    vision_share: float = 0.1
     """Learning rate of vision tower and projector in the second phase, as a share of ``rate``;
     at 0.3 they forgot what the first phase had taught (values read from patches: 80 % to 53 %)."""
     weight_decay: float = 0.05

@@ -12,8 +12,8 @@ from transformers import (
 from dreams_nas.targets.embedded.charts import IMAGE_SIZE
 from dreams_nas.targets.embedded.tokens import IMAGE, NUM_IMAGE_TOKENS, PATCH_SIZE
 
-EMBEDDING_SCALE = 0.5
-FINAL_NORM_SCALE = 0.1
+EMBEDDING_SCALE = 1.5
+FINAL_NORM_SCALE = 0.03
 
 
 def build_config(tokenizer: PreTrainedTokenizerFast) -> LlavaConfig:
