@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
         from dreams_nas.core.console import print_json_line
         from dreams_nas.pipeline.verbs import finetune_verb
 
-        evaluation = finetune_verb(config, quiet=flags.quiet)
+        evaluation = finetune_verb(config, quiet=flags.quiet, force=flags.force)
         print_json_line(
             {
                 "draft": config.out,

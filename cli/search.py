@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
         from dreams_nas.core.console import print_json_line
         from dreams_nas.pipeline.verbs import search_verb
 
-        result = search_verb(config, quiet=flags.quiet)
+        result = search_verb(config, quiet=flags.quiet, force=flags.force)
         _print_summary(result)
         winner = result.winner
         print_json_line(

@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
         from dreams_nas.core.console import print_json_line
         from dreams_nas.pipeline.verbs import train_verb
 
-        report = train_verb(config, quiet=flags.quiet)
+        report = train_verb(config, quiet=flags.quiet, force=flags.force)
         print_json_line(
             {
                 "supernet": config.out,

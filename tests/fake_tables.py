@@ -5,7 +5,7 @@ from itertools import product
 
 from dreams_nas.core.device import Deployment, DeviceIdentity
 from dreams_nas.core.provenance import package_versions
-from dreams_nas.latency.blocks import Block, Dims
+from dreams_nas.latency.blocks import SPECS, Block, Dims
 from dreams_nas.latency.table import LatencyEntry, LatencyTable, TableHeader
 from dreams_nas.space.arch import TargetDims
 from dreams_nas.space.search_space import SearchSpace
@@ -29,15 +29,21 @@ def formula_ms(block: Block, q: float, kv: float, dims: Dims) -> float:
         width = int(dims["num_kv_heads"]) / 4 + int(dims["ffn"]) / 512
         first = 0.05 if dims["position"] == "first" else 0.0
         return 0.1 + first + 0.1 * width + 0.01 * q + 0.0003 * kv
+    if block == "draft_sync":
+        width = int(dims["num_kv_heads"]) / 4 + int(dims["ffn"]) / 512
+        return 0.07 + (0.13 + 0.11 * width) * int(dims["depth"]) + 0.013 * q + 0.0002 * kv
     if block == "draft_fc":
         return 0.02 + 0.005 * q * int(dims["taps"])
     if block == "draft_head":
-        return 0.03 + int(dims["vocab"]) * (5e-5 + 1e-5 * q)
+        cold = 0.02 if dims["kind"] == "sync" else 0.0
+        return 0.03 + cold + int(dims["vocab"]) * (5e-5 + 1e-5 * q)
     if block == "draft_fixed":
-        return 0.04 + 0.002 * q + (0.01 if dims["kind"] == "sync" else 0.0)
+        return 0.04 + 0.002 * q
     if block == "draft_prefill":
         return 0.5 + 0.01 * q * int(dims["depth"]) + 0.001 * int(dims["taps"])
-    return {"tree": 0.011, "accept": 0.023, "commit": 0.037}[str(dims["part"])] + 0.001 * q
+    gather = 0.005 if dims["mask"] == "tree" and dims["part"] == "commit" else 0.0
+    parts = {"tree": 0.011, "accept": 0.023, "commit": 0.037}
+    return parts[str(dims["part"])] + gather + 0.001 * q
 
 
 def build_table(
@@ -46,15 +52,14 @@ def build_table(
     draft_scale: float = 1.0,
     qs: Sequence[int] = QS,
     kvs: Sequence[int] = KVS,
-    has_prefill: bool = True,
     deployment: Deployment = DEPLOYMENT,
 ) -> LatencyTable:
     """All blocks that the drafts of a space use; draft blocks cost `draft_scale` times as much."""
     entries = []
-    for block, dims in _groups(space or SearchSpace(), has_prefill):
-        has_kv = block in ("target_step", "verify", "draft_layer")
-        rows = (1,) if block == "target_step" else (*qs, 512) if "prefill" in block else qs
-        for q, kv in product(rows, kvs if has_kv else (0,)):
+    for block, dims in _groups(space or SearchSpace()):
+        is_single = block == "target_step" or (block == "draft_head" and dims["kind"] == "sync")
+        rows = (1,) if is_single else (*qs, 512) if "prefill" in block else qs
+        for q, kv in product(rows, kvs if SPECS[block].has_kv else (0,)):
             ms = formula_ms(block, q, kv, dims) * (draft_scale if "draft" in block else 1.0)
             entries.append(
                 LatencyEntry(
@@ -74,31 +79,27 @@ def build_table(
     return LatencyTable(header=header, entries=tuple(entries))
 
 
-def _groups(space: SearchSpace, has_prefill: bool) -> Iterator[tuple[Block, Dims]]:
+def _groups(space: SearchSpace) -> Iterator[tuple[Block, Dims]]:
     yield "target_step", {}
     yield "target_prefill", {}
     for mask in ("chain", "tree"):
         yield "verify", {"mask": mask}
-    for kind in ("sync", "step"):
-        yield "draft_fixed", {"kind": kind}
-    for part in ("tree", "accept", "commit"):
-        yield "host", {"part": part}
+        for part in ("tree", "accept", "commit"):
+            yield "host", {"part": part, "mask": mask}
+    yield "draft_fixed", {}
     archs = space.enumerate(DIMS)
     sizes = [arch.sizes(DIMS) for arch in archs]
     for taps in sorted({len(size.target_layer_ids) for size in sizes}):
         yield "draft_fc", {"taps": taps}
     for vocab in sorted({size.vocab for size in sizes}):
-        yield "draft_head", {"vocab": vocab}
+        for kind in ("sync", "step"):
+            yield "draft_head", {"vocab": vocab, "kind": kind}
     for heads, ffn in sorted({(size.num_kv_heads, size.ffn) for size in sizes}):
         for position in ("first", "next"):
             yield "draft_layer", {"num_kv_heads": heads, "ffn": ffn, "position": position}
-    if has_prefill:
-        bodies = {
-            (size.num_kv_heads, size.ffn, arch.depth, len(size.target_layer_ids))
-            for arch, size in zip(archs, sizes, strict=True)
-        }
-        for heads, ffn, depth, taps in sorted(bodies):
-            yield (
-                "draft_prefill",
-                {"num_kv_heads": heads, "ffn": ffn, "depth": depth, "taps": taps},
-            )
+    pairs = list(zip(archs, sizes, strict=True))
+    for heads, ffn, depth in sorted({(s.num_kv_heads, s.ffn, a.depth) for a, s in pairs}):
+        body: Dims = {"num_kv_heads": heads, "ffn": ffn, "depth": depth}
+        yield "draft_sync", body
+        for taps in sorted({len(size.target_layer_ids) for size in sizes}):
+            yield "draft_prefill", {**body, "taps": taps}

@@ -231,3 +231,31 @@ def test_yaml_scalars_mean_what_they_look_like(text: str, value: object) -> None
 @pytest.mark.parametrize("text", ["1e-4", "true", "null", "~", "", "1", "a: b", "- x", "0x1", "no"])
 def test_text_that_looks_like_something_else_stays_text(text: str) -> None:
     assert parse_yaml(to_yaml({"key": text}), "here") == {"key": text}
+
+
+def test_a_nested_config_given_in_part_keeps_the_rest_of_its_own_default() -> None:
+    class Leaf(Config):
+        """A recipe."""
+
+        seconds: float | None = None
+        """Budget."""
+        rate: float = 1.0
+        """Rate."""
+
+    class Branch(Config):
+        """A phase."""
+
+        leaf: Leaf = Leaf(seconds=60)
+        """Recipe."""
+
+    class Root(Config):
+        """A run."""
+
+        branch: Branch = Branch(leaf=Leaf(seconds=90))
+        """Phase."""
+
+    assert load_config(Root, None, ["branch.leaf.rate=2"]).branch.leaf == Leaf(seconds=90, rate=2)
+    assert load_config(Branch, None, ["leaf.rate=2"]).leaf == Leaf(seconds=60, rate=2)
+    assert load_config(Root, None, ["branch.leaf.seconds=null"]).branch.leaf.seconds is None
+    shown = {field.key: field.default for field in config_fields(Root)}
+    assert shown["branch.leaf.seconds"] == "90.0"

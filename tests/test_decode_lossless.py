@@ -1,6 +1,7 @@
 """Speculative output equals plain decoding, whatever the tree, the draft and the prompt."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from dreams_nas.decode.accept import accept_greedy
 from dreams_nas.decode.drafting import DraftSession
 from dreams_nas.decode.engine import build_plan, decode
 from dreams_nas.decode.reference import reference_rounds
+from dreams_nas.draft.layers import Rotary
 from dreams_nas.space.arch import DraftArch
+from dreams_nas.space.tree import StaticTree
 
 ARCHS = {
     "last": DraftArch(tap="last", depth=1, head_ratio=0.5, ffn_ratio=0.5, vocab=1.0),
@@ -172,6 +175,56 @@ def test_prompts_beyond_the_targets_positions_are_refused() -> None:
         decode(target, inputs, max_new_tokens=room + 1)
     with pytest.raises(UserError, match="0 or more"):
         decode(target, inputs, max_new_tokens=-1)
+
+
+@pytest.mark.parametrize("arch", ["last", "deep"])
+@pytest.mark.parametrize("tree", ["chain", "bushy", "deep"])
+def test_the_last_positions_of_the_target_decode_as_plain_does(tree: str, arch: str) -> None:
+    """Trees reach beyond the limit there, by more than one row of the draft's rotary table."""
+    target = build_loud_target("llava", dtype=torch.float32)
+    room = 12
+    limit = target.spec.max_positions
+    inputs = build_prompt(target, 1)
+    extra = limit - room - len(inputs.input_ids_T)
+    inputs = build_prompt(target, 1, num_text=12 + extra)
+    assert len(inputs.input_ids_T) + room == limit
+    shape = StaticTree.chain(9) if tree == "deep" else TREES[tree]
+    draft = build_ready(target, ARCHS[arch], seed=3)
+    assert len(draft.rotary.cos) == limit
+    plain = decode(target, inputs, max_new_tokens=room, stop_ids=())
+    fast = decode(
+        target,
+        inputs,
+        max_new_tokens=room,
+        draft=draft,
+        plan=build_plan(shape, target),
+        stop_ids=(),
+    )
+    assert fast.tokens == plain.tokens
+    assert len(fast.tokens) == room
+
+
+def test_rotary_beyond_the_table_continues_it() -> None:
+    target = build_target("llama")
+    draft = build_ready(target, ARCHS["last"])
+    short = replace(draft, rotary=Rotary(draft.rotary.cos[:20], draft.rotary.sin[:20]))
+    inputs = build_prompt(target)
+    plan = build_plan(TREES["bushy"], target)
+    whole, cut = (
+        decode(target, inputs, max_new_tokens=30, draft=d, plan=plan) for d in (draft, short)
+    )
+    assert [r.drafted for r in cut.rounds] == [r.drafted for r in whole.rounds]
+
+
+def test_lines_of_a_plan_lead_from_the_root_to_each_row() -> None:
+    target = build_target("llama")
+    plan = build_plan(TREES["bushy"], target)
+    assert plan is not None
+    for row, line in enumerate(plan.lines):
+        assert line[0] == 0
+        assert line[-1] == row
+        for parent, child in pairwise(line.tolist()):
+            assert child in plan.children[parent]
 
 
 def test_records_hold_the_features_of_every_committed_position() -> None:

@@ -76,7 +76,8 @@ def test_a_chain_is_priced_as_a_chain() -> None:
     chain = StaticTree.chain(3)
     steps = walk(paths, chain)
     first = predict_round_ms(COSTS, chain, steps)[0]
-    expected = COSTS.t_verify(4, 100, "chain") + COSTS.t_tree(4) + COSTS.t_commit(4)
+    expected = COSTS.t_verify(4, 100, "chain") + COSTS.t_tree(4) + COSTS.t_commit(4, "chain")
+    assert COSTS.t_commit(4, "chain") < COSTS.t_commit(4, "tree")  # a prefix, nothing gathered
     expected = expected + COSTS.t_step(1, 50) + COSTS.t_step(1, 51)
     assert first == pytest.approx(float(expected))
 

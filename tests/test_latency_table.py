@@ -74,8 +74,8 @@ def test_a_prompt_longer_than_the_measured_prefills_asks_for_more_kv() -> None:
 
 
 def test_a_block_that_was_not_measured_is_named_with_what_there_is() -> None:
-    with pytest.raises(UserError, match=r"draft_head\(vocab=7\); it has draft_head\(vocab=4096\)"):
-        build_table().grid("draft_head", vocab=7)
+    with pytest.raises(UserError, match=r"draft_fc\(taps=7\); it has draft_fc\(taps=3\)"):
+        build_table().grid("draft_fc", taps=7)
     with pytest.raises(UserError, match=r"draft_layer\(ffn=256"):
         CostModel(build_table(), DraftArch(ffn_ratio=0.5), DIMS)
 
@@ -87,7 +87,7 @@ def test_round_trip_keeps_table_and_hash(tmp_path: Path) -> None:
     loaded = load_table(tmp_path / "table.json")
     assert loaded == table
     assert loaded.hash == table.hash
-    assert read_json(tmp_path / "table.json")["schema"] == "latency-table/1"
+    assert read_json(tmp_path / "table.json")["schema"] == "latency-table/2"
 
 
 def test_hash_covers_header_and_entries_but_not_date_command_and_validation() -> None:
@@ -143,8 +143,8 @@ def test_a_table_of_another_target_library_or_core_count_is_refused(
 
 def test_another_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
-    write_json(path, {"schema": "latency-table/0", "entries": []})
-    with pytest.raises(UserError, match="schema is 'latency-table/0', expected 'latency-table/1'"):
+    write_json(path, {"schema": "latency-table/1", "entries": []})
+    with pytest.raises(UserError, match="schema is 'latency-table/1', expected 'latency-table/2'"):
         load_table(path)
     write_json(path, [1, 2])
     with pytest.raises(UserError, match="schema is None"):
@@ -157,8 +157,8 @@ def test_another_schema_is_refused(tmp_path: Path) -> None:
         ({"dims": {}}, r"block verify has dims \['mask'\], got \[\]"),
         ({"dims": {"mask": "star"}}, "mask = 'star': should be one of chain, tree"),
         ({"median_ms": 9.0}, "p10 <= median <= p90 is broken"),
-        ({"block": "draft_head", "dims": {"vocab": 8}}, "draft_head does not depend on kv"),
-        ({"block": "draft_head", "dims": {"vocab": 0}, "kv": 0}, "vocab = 0: should be a positive"),
+        ({"block": "draft_fc", "dims": {"taps": 3}}, "draft_fc does not depend on kv"),
+        ({"block": "draft_fc", "dims": {"taps": 0}, "kv": 0}, "taps = 0: should be a positive"),
         ({"block": "verfy"}, "verify"),
         ({"q": 0}, "greater than or equal to 1"),
         ({"median_ms": float("nan")}, "finite"),
@@ -194,12 +194,11 @@ def test_frame_has_a_row_per_entry_and_a_column_per_dimension() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("has_prefill", [True, False])
-def test_cost_model_adds_up_the_blocks(depth: int, has_prefill: bool) -> None:
+def test_cost_model_adds_up_the_blocks(depth: int) -> None:
     space = SearchSpace(
         tap=("last", "three"), depth=(1, 2, 3), head_ratio=(0.5, 1.0), vocab=(0.25,)
     )
-    table = build_table(space, has_prefill=has_prefill)
+    table = build_table(space)
     arch = DraftArch(tap="three", depth=depth, head_ratio=0.5, vocab=0.25)
     costs = CostModel(table, arch, DIMS)
 
@@ -208,25 +207,22 @@ def test_cost_model_adds_up_the_blocks(depth: int, has_prefill: bool) -> None:
         first = formula_ms("draft_layer", q, kv, {**dims, "position": "first"})
         return first + (depth - 1) * formula_ms("draft_layer", q, kv, {**dims, "position": "next"})
 
-    def head(q: float) -> float:
-        return formula_ms("draft_head", q, 0, {"vocab": 1024})
+    def head(kind: str, q: float) -> float:
+        return formula_ms("draft_head", q, 0, {"vocab": 1024, "kind": kind})
 
-    def fixed(kind: str, q: float) -> float:
-        return formula_ms("draft_fixed", q, 0, {"kind": kind})
-
-    def committed(q: float, kv: float) -> float:
-        fc = formula_ms("draft_fc", q, 0, {"taps": 3})
-        return fc + layers(q, kv) + fixed("sync", q)
-
-    assert float(costs.t_sync(3, 100)) == pytest.approx(committed(3, 100) + head(1))
-    assert float(costs.t_step(4, 100)) == pytest.approx(layers(4, 100) + head(4) + fixed("step", 4))
+    sync = formula_ms("draft_sync", 3, 100, {"num_kv_heads": 2, "ffn": 512, "depth": depth})
+    sync += formula_ms("draft_fc", 3, 0, {"taps": 3}) + head("sync", 1)
+    step = layers(4, 100) + head("step", 4) + formula_ms("draft_fixed", 4, 0, {})
+    assert float(costs.t_sync(3, 100)) == pytest.approx(sync)
+    assert float(costs.t_step(4, 100)) == pytest.approx(step)
     assert float(costs.t_ar(100)) == pytest.approx(5.2)
     assert float(costs.t_verify(9, 100, "chain")) == pytest.approx(5.2 + 0.8)
     assert float(costs.t_verify(9, 100, "tree")) == pytest.approx(5.2 + 0.96)
     assert float(costs.t_tree(9)) == pytest.approx(0.011 + 0.009)
-    assert float(costs.t_commit(9)) == pytest.approx(0.023 + 0.037 + 0.018)
-    prefill = 0.5 + 0.01 * 60 * depth + 0.003 if has_prefill else committed(60, 0)
-    assert float(costs.t_draft_prefill(60)) == pytest.approx(prefill + head(1))
+    assert float(costs.t_commit(9, "chain")) == pytest.approx(0.023 + 0.037 + 0.018)
+    assert float(costs.t_commit(9, "tree")) == pytest.approx(0.023 + 0.037 + 0.018 + 0.005)
+    prefill = 0.5 + 0.01 * 60 * depth + 0.003
+    assert float(costs.t_draft_prefill(60)) == pytest.approx(prefill + head("sync", 1))
 
 
 def test_measured_rows_limit_policies() -> None:

@@ -69,6 +69,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "policy": {"kind": "static_tree", "levels": [0, 3], "nodes": [1, 6]},
         },
     )
+    write_yaml(folder / "small.yaml", {"tap": ["last"], "vocab": [0.5]})
     splits = {name: write_prompts(folder, name, 4) for name in ("choose", "score", "test")}
     write_yaml(
         folder / "run.yaml",
@@ -123,6 +124,12 @@ def test_a_run_goes_through_every_stage_and_resumes(
     assert main(arguments) == 0
     assert last_line(capsys) == line  # nothing was measured again
 
+    assert main([*arguments, "--set", "num_passes=2"]) == 0
+    again = last_line(capsys)
+    kept = {k: v for k, v in line["seconds_by_stage"].items() if k in STAGES[:8]}
+    assert {k: again["seconds_by_stage"][k] for k in kept} == kept
+    assert again["num_passes"] == 2
+
     more = [*arguments, "--set", "finetune.num_steps=3"]
     assert main(more) == 0
     changed = last_line(capsys)
@@ -176,6 +183,38 @@ def test_a_run_that_was_killed_goes_on(
     assert line["seconds_by_stage"]["collect-train"] == before["collect-train"]["seconds"]
 
 
+def test_another_table_or_data_redoes_what_reads_them(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied = tmp_path / "train.jsonl"
+    copied.write_bytes((project / "train.jsonl").read_bytes())
+    for image in project.glob("train-*.png"):
+        (tmp_path / image.name).write_bytes(image.read_bytes())
+    out = tmp_path / "run"
+    arguments = ["run", str(project / "run.yaml"), "--out", str(out), "--quiet"]
+    arguments += ["--set", f"data.train={copied}", "--set", "baseline.kind=none"]
+    assert main(arguments) == 0
+    first = last_line(capsys)["seconds_by_stage"]
+    table = tmp_path / "table.json"
+    table.write_bytes((out / "table.json").read_bytes())
+    lines = copied.read_text().splitlines()
+    copied.write_text("\n".join(lines[:-1]))
+    assert main([*arguments, "--set", f"table={table}"]) == 0
+    second = last_line(capsys)["seconds_by_stage"]
+    assert second["collect-train"] != first["collect-train"]
+    assert second["train"] != first["train"]
+    assert second["collect-score"] == first["collect-score"]
+    assert (out / "table.json").read_bytes() == table.read_bytes()
+
+
+def test_one_sample_in_two_splits_is_refused(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run", str(project / "run.yaml"), "--out", str(tmp_path), "--quiet"]
+    assert main([*arguments, "--set", f"data.test={project / 'train.jsonl'}"]) == 2
+    assert "in the splits train and test" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -186,15 +225,19 @@ def test_a_run_that_was_killed_goes_on(
         ("data.num_test=0", "greater than or equal to 1"),
         ("device=cuda:99", "cuda:99"),
         ("finetune.max_seconds=-1", "greater than 0"),
+        ("search.max_drafts=3", "has 8 drafts"),
+        ("space=small.yaml", "lacks the point of eagle3"),
     ],
 )
 def test_bad_input_is_named_before_a_model_loads(
     project: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
     setting: str,
     message: str,
 ) -> None:
+    monkeypatch.chdir(project)
     arguments = ["run", str(project / "run.yaml"), "--out", str(tmp_path / "run"), "--quiet"]
     assert main([*arguments, "--set", setting]) == 2
     printed = capsys.readouterr()

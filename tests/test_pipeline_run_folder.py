@@ -75,6 +75,25 @@ def test_a_stage_that_died_is_run_again_and_those_before_it_are_kept(recorder: R
     assert recorder.run(*stages) == ["b"]
 
 
+def test_what_a_killed_stage_left_is_continued_only_by_an_equal_one(recorder: Recorder) -> None:
+    left = recorder.folder / "b"
+
+    def die() -> None:
+        left.write_text("half")
+        raise KeyboardInterrupt
+
+    def look() -> None:
+        found.append(left.read_text() if left.exists() else None)
+        left.write_text("done")
+
+    found: list[str | None] = []
+    for config, expected in (("c", "half"), ("d", None)):
+        with pytest.raises(KeyboardInterrupt):
+            recorder.run(Stage("b", "c", (), left, die), force=True)
+        recorder.run(Stage("b", config, (), left, look))
+        assert found.pop() == expected
+
+
 def test_seconds_are_kept_over_runs(recorder: Recorder) -> None:
     stage = recorder.stage("a", "1")
     recorder.run(stage)

@@ -20,7 +20,7 @@ policy: {kind: chain, levels: [0, 2], nodes: [1, 2]}
 
 @pytest.fixture
 def arguments(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "load_target", lambda *_: build_target("llava", dtype=torch.float32))
+    monkeypatch.setattr(run, "load_placed", lambda _: build_target("llava", dtype=torch.float32))
     (tmp_path / "space.yaml").write_text(SPACE)
     settings = "timer.max_sweeps=1", "timer.min_sweeps=1", "timer.max_regates=0"
     return [

@@ -25,7 +25,10 @@ def test_the_demo_space_asks_for_its_own_sizes_alone(demo):
     assert grids.depths == (1, 2)
     assert grids.verify_rows == (*range(2, 18), 33)
     assert grids.chain_rows == (2, 3, 4, 5, 6, 7)
-    assert grids.sync_rows[-1] == 7
+    assert grids.sync_rows == (1, 2, 4, 7)
+    assert grids.chain_host_rows == (2, 4, 7)
+    assert grids.host_rows == (2, 4, 9, 17, 33)
+    assert grids.rest_rows == (1, 4, 16, 31)
     assert grids.step_rows[-1] == 31
     assert (grids.kv_points[0], grids.kv_points[-1]) == (1, 512)
 
@@ -34,7 +37,8 @@ def test_chains_need_no_wide_steps():
     space = SearchSpace(policy={"kind": "chain", "levels": [0, 5], "nodes": [1, 59]})
     grids = plan_grids(space, DIMS, 1024)
     assert grids.verify_rows[-1] == grids.chain_rows[-1] == 6
-    assert grids.step_rows[-1] == 6  # a sync commits that many
+    assert grids.sync_rows[-1] == 6
+    assert grids.step_rows == grids.rest_rows == (1,)
 
 
 def test_equal_sizes_are_measured_once(demo):

@@ -14,7 +14,7 @@ from dreams_nas.decode import drafting, engine
 from dreams_nas.latency.cost import CostModel
 from dreams_nas.latency.predict import predict_round_ms
 from dreams_nas.latency.table import load_table, save_table
-from dreams_nas.profiling import draft_blocks
+from dreams_nas.profiling import draft_blocks, validation
 from dreams_nas.profiling import profile as profile_module
 from dreams_nas.profiling.config import ProfileConfig
 from dreams_nas.profiling.grids import likely_tree
@@ -84,7 +84,10 @@ def counted(target, monkeypatch):
         before = kv.length + kv.num_self_fed - q
         for index, layer in enumerate(weights.layers):
             width = len(layer.k) + len(layer.gate)
-            clock.ms += 0.3 + 0.2 * (index == 0) + 0.01 * width + 0.003 * q + 0.002 * before
+            is_last = index == len(weights.layers) - 1
+            answered = (options.get("num_queries") or q) if is_last else q
+            clock.ms += 0.3 + 0.2 * (index == 0) + 0.002 * before
+            clock.ms += (0.01 + 0.001 * q) * len(layer.k) + (0.01 + 0.002 * answered) * width
         return real["forward_rows"](weights, embeddings, features, rotary, kv, mask, **options)
 
     def fuse(weights, features):
@@ -111,6 +114,9 @@ def test_a_round_costs_the_sum_of_its_terms(counted, monkeypatch):
         report = table.validation[kind]
         assert report["table"]["mape"] < 1e-9, kind
         assert report["table"]["kendall_tau"] == 1
+        assert report["judged_by"] == ["random"]
+        assert report["table"] == report["by_group"]["random"]
+        assert report["by_group"]["corner"]["mape"] < 1e-9, kind
         assert report["baselines"]["constant"]["mape"] > 0.01
         assert set(report["by_group"]) == {"corner", "random"}
     times = [case["measured_ms"] for case in table.validation["rounds"]["cases"]]
@@ -133,6 +139,69 @@ def _check_that_an_unknown_cost_shows(target, clock, table, monkeypatch):
     assert report["rounds"]["table"]["bias"] < -0.1
     assert report["drafts"]["table"]["mape"] < 1e-9
     assert set(report["rounds"]["by_group"]) == {"finalist"}
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "min_visits", "num_visits"), [(0.0, 3, 1), (3.4, 1, 4), (3.4, 99, 5), (3.1, 4, 4)]
+)
+def test_validation_ends_soon_after_its_budget(monkeypatch, budget_s, min_visits, num_visits):
+    """A visit takes one second; up to the least number a quarter more may be spent."""
+    clock = CountingClock()
+    times = validation.RoundTimes(None, np.array([1.0, 2.0]))
+
+    def visit(*_):
+        clock.ms += 1000.0
+        return times
+
+    monkeypatch.setattr(validation, "measure_rounds", visit)
+    monkeypatch.setattr(validation, "predict_rounds", lambda *_: np.array([1.0, 2.0]))
+    drafts = SimpleNamespace(tokens=lambda n: np.zeros(n), ready=lambda arch: None)
+    cases = [Case("random", SPACE.largest(), StaticTree.chain(1), 20)]
+    costs = {SPACE.largest(): None}
+    rng = np.random.default_rng(0)
+    found = validation._measure_rounds(
+        None, drafts, cases, costs, clock, rng, 2, budget_s, min_visits
+    )
+    assert found[2] == num_visits
+
+
+def test_a_tree_gathers_what_it_commits_and_a_chain_does_not(target, monkeypatch):
+    blocks = profile_module._build_blocks(target, SPACE, CONFIG)
+    committed = []
+    monkeypatch.setattr(type(blocks.target.cache), "commit", lambda _, rows: committed.append(rows))
+    is_gathered = {}
+    for key, point in blocks.points.points.items():
+        if key.startswith("host") and "part=commit" in key:
+            point.prepare()
+            point.run()
+            is_gathered[key] = committed[-1] != list(range(len(committed[-1])))
+    chains = [gathered for key, gathered in is_gathered.items() if "mask=chain" in key]
+    trees = [gathered for key, gathered in is_gathered.items() if "mask=tree" in key]
+    assert chains == [False, False, False]
+    assert trees == [False, True, True]  # a tree of one node is a chain
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_syncs_ask_for_one_state_over_the_rows_that_are_told(target, monkeypatch, depth):
+    blocks = profile_module._build_blocks(target, SPACE, CONFIG)
+    seen = []
+
+    def forward_rows(weights, embeddings, features, rotary, kv, mask, **options):
+        before = kv.length + kv.num_self_fed - embeddings.shape[1]
+        seen.append((len(weights.layers), embeddings.shape[1], before, options))
+        return real(weights, embeddings, features, rotary, kv, mask, **options)
+
+    real = drafting.forward_rows
+    monkeypatch.setattr(drafting, "forward_rows", forward_rows)
+    for key, point in blocks.points.points.items():
+        if key.startswith(f"sync of draft(depth={depth},"):
+            for _ in range(2):  # the second time as the first: nothing is left behind
+                point.prepare()
+                point.run()
+    last = {"num_queries": 1}
+    rows = blocks.grids.sync_rows
+    expected = [(depth, q, kv, last) for q in rows for kv in (1, 64) for _ in range(2)]
+    assert seen == expected * len(blocks.grids.layer_sizes)
 
 
 @pytest.fixture(scope="module")

@@ -122,8 +122,11 @@ def test_points_that_stay_unsteady_are_named():
     assert found.timings["a"].spread > 1.4
 
 
-@pytest.mark.parametrize(("budget_s", "num_sweeps"), [(0.0, 5), (0.1, 8), (10.0, 20)])
-def test_the_budget_limits_sweeps_between_least_and_most(budget_s, num_sweeps):
+@pytest.mark.parametrize(
+    ("budget_s", "num_sweeps"), [(0.0, 1), (0.03, 3), (0.05, 5), (0.1, 8), (10.0, 20)]
+)
+def test_the_budget_limits_sweeps_between_one_and_most(budget_s, num_sweeps):
+    """Up to the least number, 5, a quarter more than the budget may be spent."""
     clock = FakeClock()
     found = _measure(clock, [Work(clock, "a", lambda n: 10.0)], budget_s=budget_s)
     assert found.num_sweeps == num_sweeps

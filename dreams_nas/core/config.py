@@ -55,7 +55,14 @@ class Config(BaseModel):
             return data
         filled = dict(data)
         for name, field in cls.model_fields.items():
-            if isinstance(field.default, BaseModel) and isinstance(filled.get(name), Mapping):
+            is_single = (
+                sum(map(_is_model, _leaf_types(field.annotation))) == 1
+            )  # no choice of kinds
+            if (
+                is_single
+                and isinstance(field.default, BaseModel)
+                and isinstance(filled.get(name), Mapping)
+            ):
                 filled[name] = _merged(field.default.model_dump(), filled[name])
         return filled
 

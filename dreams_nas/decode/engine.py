@@ -17,6 +17,7 @@ from torch import Tensor
 from dreams_nas.core.errors import UserError
 from dreams_nas.decode.accept import accept_greedy, cut_at_stop
 from dreams_nas.decode.drafting import DraftSession, ReadyDraft
+from dreams_nas.decode.generation import require_greedy
 from dreams_nas.decode.plan import TreePlan, build_tree_plan
 from dreams_nas.space.tree import StaticTree
 from dreams_nas.targets.protocol import PrefillOutput, Target, TargetCache, TargetInputs
@@ -68,6 +69,7 @@ class DecodeResult:
 
 def _validate(target: Target, inputs: TargetInputs, max_new_tokens: int) -> int:
     """Refuse what cannot be decoded; return the length of the prompt."""
+    require_greedy(target)
     length, limit = len(inputs.input_ids_T), target.spec.max_positions
     if max_new_tokens < 0:
         raise UserError(f"max_new_tokens is {max_new_tokens}; it must be 0 or more")
@@ -122,7 +124,8 @@ def decode(
         want_record: Keep the tapped features of all positions.
 
     Raises:
-        UserError: More positions needed than the target has.
+        UserError: More positions needed than the target has, or a generation config that asks for
+            other answers than greedy ones.
     """
     assert (draft is None) == (plan is None), "a draft drafts along a plan"
     length = _validate(target, inputs, max_new_tokens)

@@ -83,12 +83,14 @@ def load_checkpoint(
     recover_dir(path)
     if not path.is_dir():
         return None
-    state = TrainState(**read_json(path / "state.json"))
-    _require_same(path, expected.fingerprint, state.fingerprint)
     try:
+        state = TrainState(**read_json(path / "state.json"))
         tensors = load_file(path / "state.safetensors")
     except Exception as error:  # safetensors raises its own, untyped error
         raise UserError(f"{path}: cannot be read ({error}); remove it to start again") from error
+    _require_same(path, expected.fingerprint, state.fingerprint)
+    if missing := sorted(f"weight.{n}" for n in parameters if f"weight.{n}" not in tensors):
+        raise UserError(f"{path}: lacks tensors {missing[:3]}; remove it to start again")
     for name, parameter in parameters.items():
         parameter.copy_(tensors[f"weight.{name}"])
         if name in averages:

@@ -107,9 +107,6 @@ class SubnetSampler:
 
     def __init__(self, space: SearchSpace, num_random: int, seed: int) -> None:
         """Sample from a space, `num_random` subnets besides the two ends."""
-        import os
-
-        self._draw_vocab = os.environ.get("DRAW") == "1"
         self._space, self._num_random, self._seed = space, num_random, seed
         self._largest, self._smallest = space.largest(), space.smallest()
 

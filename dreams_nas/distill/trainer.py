@@ -244,11 +244,12 @@ class _Loop:
                     total += share * float(loss.total.detach())
                     metrics |= loss.metrics
         self._reduce_gradients()
+        # A loss that is not finite has a gradient that is not: the norm tells of both.
         norm = accelerator.clip_grad_norm_(self._parameters.values(), self._recipe.grad_clip)
-        if want_log and not math.isfinite(total + float(norm)):
+        if not math.isfinite(float(norm)):
             raise RunError(
-                f"the loss is {total} and the gradient's norm {float(norm)} at step {step}; train "
-                "with a lower lr, or with dtype float32"
+                f"the gradient's norm is {float(norm)} at step {step}; train with a lower lr, or "
+                "with dtype float32"
             )
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)

@@ -323,7 +323,6 @@ class _Stages:
             supernet_hash=RunFolder(context.folder).state.stages["train"].output,
             out=context.path("search"),
             seed=config.seed,
-            overwrite=True,
             quiet=context.quiet,
         )
 

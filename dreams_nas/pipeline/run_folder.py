@@ -2,8 +2,8 @@
 
 `run.json` holds for every finished stage the hash of its configuration, the hashes of the artefacts
 it read and the hash of what it wrote. A stage whose configuration or inputs differ from those is
-stale and is done again; one that was killed has no entry and goes on where its own artefact lets
-it.
+stale and is done again, from nothing; one that was killed has no entry and, started with the same
+configuration and inputs, goes on where its own artefact lets it.
 """
 
 import shutil
@@ -18,7 +18,7 @@ from pydantic import Field
 
 from dreams_nas.core.config import Config, build_config
 from dreams_nas.core.console import say
-from dreams_nas.core.files import file_hash, read_json, write_json
+from dreams_nas.core.files import file_hash, hash_json, read_json, write_json
 
 RUN_FILE = "run.json"
 
@@ -45,6 +45,9 @@ class RunState(Config):
     """Format of the file."""
     stages: dict[str, StageRecord] = Field(default_factory=dict)
     """Finished stages by name, in the order they finished."""
+    started: dict[str, str] = Field(default_factory=dict)
+    """Hash of configuration and inputs that a stage was last started with: what a killed one has
+    left is continued only by an equal one."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +93,7 @@ class RunFolder:
                 say(f"{stage.name}: finished before, kept", self._quiet)
                 continue
             say(f"{stage.name}: started", self._quiet)
-            self.forget([stage.name])
-            if force:
-                remove_artefact(stage.output)
+            self._start(stage, anew=force)
             start = time.perf_counter()
             stage.run()
             seconds = time.perf_counter() - start
@@ -118,6 +119,14 @@ class RunFolder:
     def _input_hashes(self, stage: Stage) -> dict[str, str]:
         done = self.state.stages
         return {name: done[name].output for name in stage.inputs if name in done}
+
+    def _start(self, stage: Stage, anew: bool) -> None:
+        """Note what the stage is started with; delete what was left by one started otherwise."""
+        key = hash_json([stage.config_hash, self._input_hashes(stage)])
+        if anew or self.state.started.get(stage.name) != key:
+            remove_artefact(stage.output)
+        self.forget([stage.name])
+        self._save(self.state.replace(started={**self.state.started, stage.name: key}))
 
     def forget(self, names: Sequence[str]) -> None:
         """Take stages off the record."""

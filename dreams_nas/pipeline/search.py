@@ -19,7 +19,7 @@ from dreams_nas.pipeline.replayed import SupernetReplay
 from dreams_nas.search.objective import Evaluation, TableObjective
 from dreams_nas.search.result import SearchResult, save_result
 from dreams_nas.search.searchers import ExhaustiveSearcher, Problem
-from dreams_nas.search.study import Study, StudyIdentity, discard_other_study
+from dreams_nas.search.study import Study, StudyIdentity
 from dreams_nas.search.winner import choose_winner, decompose_lift
 from dreams_nas.space.arch import DraftArch
 from dreams_nas.space.search_space import SearchSpace
@@ -75,7 +75,6 @@ def search(
     supernet_hash: str,
     out: Path,
     seed: int,
-    overwrite: bool = False,
     quiet: bool = False,
 ) -> SearchResult:
     """Find the draft and the draft tree that decode fastest on the table's deployment.
@@ -96,7 +95,6 @@ def search(
         supernet_hash: Hash of the supernet's artefact.
         out: Folder of study and result.
         seed: Root seed, recorded.
-        overwrite: Replace a study of another space, table or supernet.
         quiet: No progress.
 
     Raises:
@@ -112,8 +110,6 @@ def search(
         supernet=supernet_hash,
         objective=hash_json([choose.manifest.key_hash, score.manifest.key_hash]),
     )
-    if overwrite:
-        discard_other_study(identity, out)
     study = Study(identity, out)
     num_drafts = len(space.enumerate(dims))
     with progress("searching", num_drafts - study.num_completed, quiet) as bar:

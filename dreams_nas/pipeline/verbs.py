@@ -1,5 +1,6 @@
 """One stage alone: `train`, `search` and `finetune` on artefacts named by the user."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from dreams_nas.core.errors import UserError, unknown_error
@@ -9,12 +10,13 @@ from dreams_nas.distill.finetune import build_draft
 from dreams_nas.distill.supernet_training import train_supernet
 from dreams_nas.distill.trainer import TrainReport
 from dreams_nas.features.conversations import load_conversations
-from dreams_nas.features.store import FeatureStore, load_features
+from dreams_nas.features.store import load_features
 from dreams_nas.features.vocabulary import vocabulary_order
 from dreams_nas.pipeline.config import FinetuneConfig, SearchVerbConfig, TrainConfig
 from dreams_nas.pipeline.context import Place
 from dreams_nas.pipeline.finetune import Splits, finetune, require_layers
 from dreams_nas.pipeline.replayed import as_deployed
+from dreams_nas.pipeline.run_folder import remove_artefact
 from dreams_nas.pipeline.search import search
 from dreams_nas.search.objective import Evaluation
 from dreams_nas.search.result import SearchResult, load_point
@@ -23,25 +25,7 @@ from dreams_nas.space.search_space import load_search_space
 from dreams_nas.targets.loading import check_target
 
 
-def _require_target(place: Place, stores: dict[str, FeatureStore]) -> None:
-    """Refuse features of another target.
-
-    Raises:
-        UserError: Names the store and both targets.
-    """
-    spec = place.target.spec
-    for name, store in stores.items():
-        theirs = store.manifest.target
-        for what in ("tokenizer_hash", "embedding_hash"):
-            if getattr(theirs, what) != getattr(spec, what):
-                raise UserError(
-                    f"{name} = {store.folder}: collected from target '{theirs.name}' "
-                    f"({what} {getattr(theirs, what)}), but the target here is '{spec.name}' "
-                    f"({getattr(spec, what)}); collect again, or give --target"
-                )
-
-
-def train_verb(config: TrainConfig, *, quiet: bool = False) -> TrainReport:
+def train_verb(config: TrainConfig, *, quiet: bool = False, force: bool = False) -> TrainReport:
     """Train a supernet.
 
     Raises:
@@ -50,8 +34,10 @@ def train_verb(config: TrainConfig, *, quiet: bool = False) -> TrainReport:
     space = load_search_space(config.space)
     store = load_features(config.features)
     check_target(config.target)
+    if force:
+        start_over(Path(config.out), ("config.json", "checkpoint"))
     place = Place(config, quiet)
-    _require_target(place, {"features": store})
+    store.require_target(place.target.spec)
     spec = place.target.spec
     require_layers([store], space.tap_layers(spec.dims))
     _, report = train_supernet(
@@ -68,7 +54,9 @@ def train_verb(config: TrainConfig, *, quiet: bool = False) -> TrainReport:
     return report
 
 
-def search_verb(config: SearchVerbConfig, *, quiet: bool = False) -> SearchResult:
+def search_verb(
+    config: SearchVerbConfig, *, quiet: bool = False, force: bool = False
+) -> SearchResult:
     """Search a trained supernet.
 
     Raises:
@@ -77,11 +65,14 @@ def search_verb(config: SearchVerbConfig, *, quiet: bool = False) -> SearchResul
     space = load_search_space(config.space)
     choose, score = load_features(config.choose), load_features(config.score)
     check_target(config.target)
+    if force:
+        start_over(Path(config.out), ("study.json", "result.json"))
     place = Place(config, quiet)
     conversations = load_conversations(
         config.data, config.search.num_prompts, place.seed("data-score")
     )
-    _require_target(place, {"choose": choose, "score": score})
+    for store in (choose, score):
+        store.require_target(place.target.spec)
     table = place.load_table(Path(config.table), config.allow_mismatch)
     require_layers([choose, score], space.tap_layers(place.target.spec.dims))
     supernet, described = place.load_supernet(Path(config.supernet))
@@ -103,6 +94,26 @@ def search_verb(config: SearchVerbConfig, *, quiet: bool = False) -> SearchResul
     )
 
 
+def start_over(out: Path, marks: Sequence[str]) -> None:
+    """Delete an output folder for `--force`, if it is one.
+
+    Args:
+        out: The folder.
+        marks: Names of which such a folder holds at least one.
+
+    Raises:
+        UserError: It holds something else.
+    """
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    if not any((out / mark).exists() for mark in marks):
+        raise UserError(
+            f"{out}: holds none of {', '.join(marks)}, so --force will not delete it; choose an "
+            "empty or a new folder"
+        )
+    remove_artefact(out)
+
+
 def load_arch(name_or_path: str) -> DraftArch:
     """A named architecture, or the one in a search's `arch.yaml`.
 
@@ -116,7 +127,9 @@ def load_arch(name_or_path: str) -> DraftArch:
     return load_point(Path(name_or_path)).arch
 
 
-def finetune_verb(config: FinetuneConfig, *, quiet: bool = False) -> Evaluation:
+def finetune_verb(
+    config: FinetuneConfig, *, quiet: bool = False, force: bool = False
+) -> Evaluation:
     """Train one draft alone and choose its tree.
 
     Raises:
@@ -129,8 +142,11 @@ def finetune_verb(config: FinetuneConfig, *, quiet: bool = False) -> Evaluation:
         load_features(config.train), load_features(config.choose), load_features(config.score)
     )
     check_target(config.target)
+    if force:
+        start_over(Path(config.out), ("config.json", "checkpoint"))
     place = Place(config, quiet)
-    _require_target(place, {"train": splits.train, "choose": splits.choose, "score": splits.score})
+    for store in (splits.train, splits.choose, splits.score):
+        store.require_target(place.target.spec)
     table = place.load_table(Path(config.table), config.allow_mismatch)
     supernet, described = place.load_supernet(Path(config.supernet))
     layer_ids = arch.sizes(place.target.spec.dims).target_layer_ids

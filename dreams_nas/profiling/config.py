@@ -26,9 +26,11 @@ class ProfileConfig(PlaceConfig):
     max_q: int | None = Field(default=None, ge=2)
     """Most rows of a verification, n + 1; null for what the space's policies need."""
     budget_s: float = Field(default=60.0, gt=0)
-    """Seconds that measuring may take, validation included; loading the target is not counted."""
+    """Seconds that measuring may take, validation included; loading the target is not counted. A
+    busy machine may take about a third more to measure everything a few times."""
     num_random_drafts: int = Field(default=4, ge=0)
-    """Drafts of the space that the table is validated with, besides the space's two corners."""
+    """Drafts of the space that the table is judged by; the space's two corners, which it was built
+    with, are reported beside them."""
     timer: TimerConfig = TimerConfig()
     """Repeats and gates."""
 

@@ -144,7 +144,9 @@ class DraftBlocks:
         for num_kv_heads, ffn in self._grids.layer_sizes:
             for depth in self._grids.depths:
                 dims: Dims = {"num_kv_heads": num_kv_heads, "ffn": ffn, "depth": depth}
-                self._add_syncs_of(points, dims, self._taps_draft(num_kv_heads, ffn, depth), disturb)
+                self._add_syncs_of(
+                    points, dims, self._taps_draft(num_kv_heads, ffn, depth), disturb
+                )
 
     def _add_syncs_of(
         self, points: PointSet, dims: Dims, draft: ReadyDraft, disturb: Callable[[], object]

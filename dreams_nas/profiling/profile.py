@@ -37,6 +37,8 @@ from dreams_nas.targets.protocol import Target
 
 _BUILD_SHARE = 0.7
 """Share of the budget for blocks; the rest is for validation."""
+_LEAST_VALIDATION_SHARE = 0.15
+"""Share of the budget that validation has even where building took longer than its own."""
 _NUM_ROUNDS = 7
 """Rounds of a validation case: enough to accept every number of levels that most spaces have."""
 
@@ -61,7 +63,8 @@ def profile(
     """Measure every block and shape that a decoding round in this space can need.
 
     Takes the machine's lock, warns when other processes are busy, and ends with whole drafts and
-    rounds that the table has not seen (`table.validation`).
+    rounds that the table has not seen (`table.validation`). The budget is kept but for a bounded
+    rest: on a busy machine fewer sweeps are done, and it says how many.
 
     Args:
         target: Loaded on the device and in the dtype of the config.
@@ -92,6 +95,7 @@ def profile(
             table, found = _measure(target, blocks, config, deployment, clock, bar)
             bar.describe("validating")
             left_s = config.budget_s - (clock.now() - started)
+            left_s = max(left_s, config.budget_s * _LEAST_VALIDATION_SHARE)
             validation = _validate(table, target, space, blocks, config, clock, left_s)
         validation["one_thread"] = compare_threads(blocks.points, deployment.threads, clock)
         torch.set_num_threads(deployment.threads)
@@ -99,6 +103,7 @@ def profile(
         validation["num_sweeps"] = found.num_sweeps
         validation["unsteady"] = found.unsteady
         validation["seconds"] = clock.now() - started
+    _say_effort(validation, config, quiet)
     if found.unsteady:
         warn(
             f"{len(found.unsteady)} of {len(blocks.points.points)} points stayed unsteady (median "
@@ -138,9 +143,10 @@ def _build_blocks(target: Target, space: SearchSpace, config: ProfileConfig) -> 
     on_target.add_host(points)
     on_target.add_prefills(points)
     of_draft.add_layers(points)
-    of_draft.add_heads(points)
+    of_draft.add_heads(points, target_act)
     of_draft.add_fusion(points, target_act)
-    of_draft.add_rest(points, references, target_act)
+    of_draft.add_syncs(points, target_act)
+    of_draft.add_rest(points, references)
     of_draft.add_prefills(points, target_act)
     return _Blocks(points, on_target, grids, drafts)
 
@@ -155,6 +161,20 @@ def _say_sizes(blocks: _Blocks, config: ProfileConfig, quiet: bool) -> None:
         f"budget {config.budget_s:g} s",
         quiet,
     )
+
+
+def _say_effort(validation: dict[str, Any], config: ProfileConfig, quiet: bool) -> None:
+    num_sweeps, least = validation["num_sweeps"], config.timer.min_sweeps
+    say(
+        f"profile: {num_sweeps} sweeps over all points, {validation['num_visits']} visits of each "
+        f"validation case, {validation['seconds']:.0f} s",
+        quiet,
+    )
+    if num_sweeps < least:
+        warn(
+            f"only {num_sweeps} of at least {least} sweeps fit in the budget of "
+            f"{config.budget_s:g} s; raise --budget-s, or measure when the machine is idle"
+        )
 
 
 def _measure(
@@ -234,7 +254,7 @@ def _validate(
         rng,
         drafts=blocks.drafts,
         num_rounds=num_rounds,
-        budget_s=max(budget_s, 0.0),
+        budget_s=budget_s,
     )
 
 

@@ -24,6 +24,8 @@ from dreams_nas.core.config import Config
 _NUM_SENTINEL_SAMPLES = 3
 _MAX_REPEATED_SHARE = 0.25
 """Most groups of points that are measured again because the sentinel had drifted."""
+MOST_OVERRUN = 1.25
+"""Times the budget that may be spent to reach the least number of sweeps."""
 _GATE_SHARE = 0.15
 """Share of the budget that is kept for points which have to be measured again at the end."""
 
@@ -57,7 +59,8 @@ class TimerConfig(Config):
     warmup: int = Field(default=1, ge=1)
     """Untimed calls of every point before the first sweep."""
     min_sweeps: int = Field(default=5, ge=1)
-    """Sweeps over all points, even where they take longer than the budget."""
+    """Sweeps over all points that are tried for beyond the budget, up to a quarter more of it; the
+    first one is done in any case."""
     max_sweeps: int = Field(default=60, ge=1)
     """Sweeps after which measuring ends, even where budget is left."""
     sentinel_every: int = Field(default=20, ge=1)
@@ -211,7 +214,8 @@ def measure_points(
         clock: Injected.
         rng: Orders the sweeps.
         config: Repeats and gates.
-        budget_s: Seconds that this may take; the least number of sweeps is done in any case.
+        budget_s: Seconds that this may take. The least number of sweeps may take a quarter more;
+            one sweep is done in any case, so that every point has a sample.
         sentinel: A point that is read every few others.
         advance: Told the seconds that went by, for a progress bar.
     """
@@ -224,8 +228,9 @@ def measure_points(
     samples: dict[str, list[float]] = {}
     num_sweeps = 0
     deadline = started + budget_s * (1 - _GATE_SHARE)
+    last_call = started + budget_s * MOST_OVERRUN
     while num_sweeps < config.max_sweeps and (
-        num_sweeps < config.min_sweeps or clock.now() < deadline
+        not num_sweeps or clock.now() < (deadline if num_sweeps >= config.min_sweeps else last_call)
     ):
         # Spread by position, or all rare points would meet in the same sweep. The first sweep takes
         # everybody, so that even the shortest run has samples of all.
@@ -237,7 +242,8 @@ def measure_points(
         advance(now - last)
         last = now
     timings = {point.key: summarise(samples[point.key]) for point in points}
-    unsteady = _pass_gate(points, timings, sweeper, clock, config, started + budget_s)
+    ends = started + budget_s, last_call
+    unsteady = _pass_gate(points, timings, sweeper, clock, config, *ends)
     advance(clock.now() - last)
     return Measurement(timings, sweeper.sentinel_ms, sweeper.remeasured, unsteady, num_sweeps)
 
@@ -255,6 +261,7 @@ def _pass_gate(
     clock: Clock,
     config: TimerConfig,
     deadline: float,
+    last_call: float,
 ) -> list[str]:
     """Measure points with a median far above p10 again; keep the steadier set of samples."""
     for attempt in range(config.max_regates):
@@ -264,10 +271,13 @@ def _pass_gate(
         samples: dict[str, list[float]] = {}
         num_wanted = max(config.min_sweeps, *(timings[p.key].n for p in failing))
         for done in range(num_wanted):
-            if done >= config.min_sweeps and clock.now() >= deadline:
+            if clock.now() >= (deadline if done >= config.min_sweeps else last_call):
                 break
             sweeper.sweep(failing, samples)
         for point in failing:
+            # A set that was cut short can look steady because it is small.
+            if len(samples.get(point.key, ())) < config.min_sweeps:
+                continue
             again = summarise(samples[point.key])
             if again.spread < timings[point.key].spread:
                 timings[point.key] = again

@@ -1,5 +1,9 @@
 """Whole drafts and whole rounds that were not used to build a table, against its predictions.
 
+The table is judged by drafts that no block was taken from: random ones of the space and, where they
+are known, the finalists of a search. Its two corners, between which the rest of a step was
+averaged, are a group of their own.
+
 Drafts are the draft's part of a round: a sync and all levels of a tree. Rounds come out of the
 decoder itself (`forced.py`). Beside the table stand two predictors that know no blocks: a constant,
 and a line through the arithmetic operations of each case, both fitted to the very measurements they
@@ -8,7 +12,7 @@ are judged by, which flatters them.
 Shapes: N rounds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,18 +23,26 @@ from dreams_nas.profiling.draft_passes import DraftPasses
 from dreams_nas.profiling.forced import RoundTimes, measure_rounds, predict_rounds
 from dreams_nas.profiling.metrics import error_report, fit_line
 from dreams_nas.profiling.random_drafts import RandomDrafts
-from dreams_nas.profiling.timers import Clock, Point, TimerConfig, measure_points
+from dreams_nas.profiling.timers import (
+    MOST_OVERRUN,
+    Clock,
+    Point,
+    TimerConfig,
+    measure_points,
+)
 from dreams_nas.space.arch import DraftArch, TargetDims
 from dreams_nas.space.search_space import SearchSpace
 from dreams_nas.space.tree import StaticTree
 from dreams_nas.targets.protocol import Target, TargetInputs
+
+_CORNER = "corner"
 
 
 class Case(NamedTuple):
     """One draft, tree and prompt length to compare."""
 
     group: str
-    """corner, random or finalist."""
+    """corner (the table was built with its steps), random or finalist."""
     arch: DraftArch
     tree: StaticTree
     kv: int
@@ -58,7 +70,7 @@ def choose_cases(
     corners = [space.canonical(arch, dims) for arch in (space.smallest(), space.largest())]
     others = [arch for arch in known if arch not in corners]
     picks = rng.permutation(len(others))[:num_random]
-    archs = [("corner", arch) for arch in dict.fromkeys(corners)]
+    archs = [(_CORNER, arch) for arch in dict.fromkeys(corners)]
     archs += [("random", others[int(i)]) for i in picks]
     return [
         Case(group, arch, tree, kvs[(i + j) % len(kvs)])
@@ -95,11 +107,13 @@ def validate_table(
         drafts: Random drafts; by default new ones.
         num_rounds: Rounds of each visit.
         budget_s: Seconds, about a third of them for drafts alone.
-        min_visits: Least visits of each case.
+        min_visits: Least visits of each case, for which a quarter more of the budget may be spent;
+            one visit is made in any case.
 
     Returns:
         What goes into `table.validation`: `rounds`, `first_rounds` (with the draft's prefill) and
-        `drafts`, each with errors overall, by group and of the baselines.
+        `drafts`, each with `table`, the errors of the unseen drafts, those of the `baselines` over
+        the same, and those `by_group`; and `num_visits`, the least of any case.
     """
     if drafts is None:
         drafts = RandomDrafts(target, 1, max(case.arch.depth for case in cases))
@@ -108,13 +122,14 @@ def validate_table(
     draft_times = _measure_drafts(
         target, drafts, cases, costs, clock, rng, budget_s / 3, min_visits
     )
-    first, later = _measure_rounds(
+    first, later, num_visits = _measure_rounds(
         target, drafts, cases, costs, clock, rng, num_rounds, budget_s * 2 / 3, min_visits
     )
     return {
         "rounds": _report(later, dims, with_target=True),
         "first_rounds": _report(first, dims, with_target=True),
         "drafts": _report(draft_times, dims, with_target=False),
+        "num_visits": num_visits,
     }
 
 
@@ -172,8 +187,8 @@ def _measure_rounds(
     num_rounds: int,
     budget_s: float,
     min_visits: int,
-) -> tuple[list[Comparison], list[Comparison]]:
-    """First rounds, and the mean of the later ones, of every case."""
+) -> tuple[list[Comparison], list[Comparison], int]:
+    """First rounds and the mean of the later ones of every case; the least number of visits."""
     prompts = {kv: TargetInputs(drafts.tokens(kv)) for kv in {case.kv for case in cases}}
 
     def visit(case: Case) -> RoundTimes:
@@ -182,10 +197,17 @@ def _measure_rounds(
         return measure_rounds(target, ready, case.tree, prompts[case.kv], schedule)
 
     visits: list[list[RoundTimes]] = [[] for _ in cases]
-    deadline = clock.now() + budget_s
-    while len(visits[-1]) < min_visits or clock.now() < deadline:
-        for index in rng.permutation(len(cases)):
-            visits[index].append(visit(cases[index]))
+    started = clock.now()
+
+    def has_time() -> bool:
+        num_done = min(len(found) for found in visits)
+        share = 1.0 if num_done >= min_visits else MOST_OVERRUN
+        return not num_done or clock.now() < started + share * budget_s
+
+    order = _endless_order(len(cases), rng)
+    while has_time():
+        index = next(order)
+        visits[index].append(visit(cases[index]))
     first, later = [], []
     for case, found in zip(cases, visits, strict=True):
         measured_N = np.median([one.round_ms_N for one in found], axis=0)
@@ -193,31 +215,35 @@ def _measure_rounds(
         first.append(Comparison(case, float(predicted_N[0]), float(measured_N[0])))
         mean = float(predicted_N[1:].mean()), float(measured_N[1:].mean())
         later.append(Comparison(case, *mean))
-    return first, later
+    return first, later, min(len(found) for found in visits)
+
+
+def _endless_order(num_cases: int, rng: np.random.Generator) -> Iterator[int]:
+    """All cases in random order, again and again."""
+    while True:
+        yield from (int(index) for index in rng.permutation(num_cases))
 
 
 def _report(found: Sequence[Comparison], dims: TargetDims, with_target: bool) -> dict[str, Any]:
-    measured = [one.measured_ms for one in found]
-    depths = [one.case.arch.depth for one in found]
-    operations = np.array([num_operations(one.case, dims, with_target) for one in found])
+    """Errors of the unseen drafts, of baselines over them, and of every group."""
+    # A space of no more than its corners has no others to be judged by; the groups say so.
+    judged = [one for one in found if one.case.group != _CORNER] or list(found)
+    measured = np.array([one.measured_ms for one in judged])
+    operations = np.array([num_operations(one.case, dims, with_target) for one in judged])
     baselines = {
-        "constant": np.full(len(found), np.mean(measured)),
-        "operations": fit_line(operations, np.array(measured)),
+        "constant": np.full(len(judged), np.mean(measured)),
+        "operations": fit_line(operations, measured),
     }
-    groups = {}
-    for name in dict.fromkeys(one.case.group for one in found):
-        of_group = [one for one in found if one.case.group == name]
-        groups[name] = error_report(
-            [one.predicted_ms for one in of_group],
-            [one.measured_ms for one in of_group],
-            [one.case.arch.depth for one in of_group],
-        )
+    groups = list(dict.fromkeys(one.case.group for one in found))
     return {
-        "table": error_report([one.predicted_ms for one in found], measured, depths),
-        "by_group": groups,
-        "baselines": {
-            name: error_report(list(values), measured, depths) for name, values in baselines.items()
+        "table": _errors(judged, [one.predicted_ms for one in judged]),
+        "judged_by": list(dict.fromkeys(one.case.group for one in judged)),
+        "by_group": {
+            name: _errors(of_group, [one.predicted_ms for one in of_group])
+            for name in groups
+            for of_group in [[one for one in found if one.case.group == name]]
         },
+        "baselines": {name: _errors(judged, list(ms)) for name, ms in baselines.items()},
         "cases": [
             {
                 "group": one.case.group,
@@ -231,6 +257,13 @@ def _report(found: Sequence[Comparison], dims: TargetDims, with_target: bool) ->
             for one in found
         ],
     }
+
+
+def _errors(
+    found: Sequence[Comparison], predicted: Sequence[float]
+) -> dict[str, float | int | None]:
+    measured = [one.measured_ms for one in found]
+    return error_report(predicted, measured, [one.case.arch.depth for one in found])
 
 
 def num_operations(case: Case, dims: TargetDims, with_target: bool) -> float:

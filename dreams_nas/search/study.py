@@ -4,7 +4,6 @@ One JSON file per draft, named by its key and written atomically: a kill loses a
 that was being evaluated, a draft is never there twice, and several processes may write at once.
 """
 
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -84,20 +83,6 @@ class Study:
         if archs is None:
             return [self._completed[key] for key in sorted(self._completed)]
         return [self._completed[a.key] for a in archs if a.key in self._completed]
-
-
-def discard_other_study(identity: StudyIdentity, folder: Path | str) -> None:
-    """Delete a study of another identity, its result included; one of this identity stays.
-
-    For a stage of a run, whose folder holds nothing else.
-    """
-    header = Path(folder) / "study.json"
-    if not header.is_file():
-        return
-    try:
-        _require_same(identity, header)
-    except UserError:
-        shutil.rmtree(folder)
 
 
 def _require_same(identity: StudyIdentity, header: Path) -> None:

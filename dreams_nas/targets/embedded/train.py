@@ -111,6 +111,8 @@ def export_weights(
     with atomic_dir(path) as folder:
         twin.save_pretrained(folder)
         build_processor(tokenizer).save_pretrained(folder)
+        for file in folder.iterdir():
+            file.chmod(0o644)  # transformers leaves the weights readable by their owner only
 
 
 def train(
