@@ -1,6 +1,7 @@
 """`generate`, `bench` and `export` on the command line: answers, last lines, and bad input."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,25 @@ def call(
 
 
 GENERATE = ("--target", "PLACE/target", "--device", "cpu", "--prompt", PROMPT)
+
+
+def test_a_generation_config_that_is_not_greedy_is_refused_or_said(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = shutil.copytree(place / "target", tmp_path / "target")
+    path = target / "generation_config.json"
+    settings = json.loads(path.read_text())
+    arguments = ("--target", str(target), "--device", "cpu", "--prompt", PROMPT)
+    path.write_text(json.dumps({**settings, "do_sample": True, "temperature": 0.2}))
+    code, _, err = call(capsys, "generate", place, *arguments, "--max-new-tokens", "3")
+    assert code == 0
+    assert "samples (do_sample True, temperature 0.2)" in err
+    path.write_text(json.dumps({**settings, "repetition_penalty": 1.05}))
+    code, out, err = call(capsys, "generate", place, *arguments)
+    assert code == 2
+    assert out == ""
+    assert "repetition_penalty 1.05" in err
+    assert "generation_config.json" in err
 
 
 def test_a_draft_gives_the_answer_of_plain_decoding(

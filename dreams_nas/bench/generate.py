@@ -76,8 +76,8 @@ def generate(config: GenerateConfig) -> Answer:
     Images and draft folder are looked at before the target is loaded.
 
     Raises:
-        UserError: No prompt, an image that is none, a missing target or draft, or a prompt that
-            does not fit.
+        UserError: No prompt, an image that is none, a missing target or draft, a prompt that does
+            not fit, or a target whose generation config asks for other answers than greedy ones.
     """
     if not config.prompt.strip():
         raise UserError('there is no prompt; give --prompt "..."')

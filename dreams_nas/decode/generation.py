@@ -31,8 +31,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "penalty_alpha": (0,),
     "dola_layers": (),
 }
-"""Settings that change the answer of greedy decoding, with the values, besides none, that do not.
-A few look at the whole answer so far, which a tree of drafts does not have."""
+"""Settings that change what greedy decoding answers, with the values, besides None, that do not."""
 
 _SAMPLING = (
     "do_sample",
@@ -77,10 +76,8 @@ def require_greedy(target: Target) -> None:
         )
     if getattr(config, "do_sample", None) and model not in _told:
         _told.add(model)
-        found = {name: getattr(config, name, None) for name in _SAMPLING}
-        settings = ", ".join(
-            f"{name} {value}" for name, value in found.items() if value is not None
-        )
+        found = [(name, getattr(config, name, None)) for name in _SAMPLING]
+        settings = ", ".join(f"{name} {value}" for name, value in found if value is not None)
         say(
             f"target '{target.spec.name}': its generation config samples ({settings}); decoding "
             "here is greedy and leaves that out"

@@ -18,8 +18,8 @@ def best_rows(logits_WV: Tensor, num_ranks: int) -> Tensor:
     order like the logit once the negative ones are flipped, and below them the index. Never looks
     at a value on the host.
 
-    Measured (microseconds of one thread, 4 rows of 4,096, 4 ranks): `topk` 37 in fp32 and 48 in
-    bf16, the integers below 130 in bf16, a stable sort 4,200.
+    Measured (microseconds of one CPU thread, bf16, 4 rows of 4,096, 4 ranks): `topk` 28, these
+    integers 82, a stable sort 2,700.
     """
     if num_ranks == 1:
         return logits_WV.argmax(dim=-1)  # promises the first of equal entries

@@ -25,9 +25,9 @@ def demo_config(
         out=out,
         threads=threads,
         seed=seed,
-        data=DataConfig(num_train=900),
-        train=SupernetTrainingConfig(recipe=Recipe(max_seconds=140)),
-        finetune=Recipe(max_seconds=60),
+        data=DataConfig(num_train=900, num_choose=80, num_score=60),
+        train=SupernetTrainingConfig(recipe=Recipe(max_seconds=120)),
+        finetune=Recipe(max_seconds=70),
     )
     if length == "quick":
         return config.replace(
