@@ -20,7 +20,7 @@ from dreams_nas.targets.embedded.charts import (
     draw_chart,
     slot_edges,
 )
-from dreams_nas.targets.embedded.names import invent_name, sample_names
+from dreams_nas.targets.embedded.names import WORDS, sample_names
 from dreams_nas.targets.embedded.tables import (
     MIN_GAP,
     NUM_LEVELS,
@@ -110,12 +110,16 @@ def test_names_are_distinct_and_none_contains_another() -> None:
         assert not any(a in b for a in names for b in names if a is not b)
 
 
-def test_names_mix_inventions_words_and_row_labels() -> None:
+def test_names_are_words_and_row_labels_and_inventions_only_where_asked_for() -> None:
+    known = {*WORDS, *label_pool("score")}
     names = {n for seed in range(300) for n in sample_names("score", 5, Random(seed))}
-    labels = set(label_pool("score"))
-    assert len(names & labels) > 10
-    assert len(names) > 500
-    assert re.fullmatch("[A-Z][a-z]+", invent_name(Random(0)))
+    assert names <= known
+    assert names & set(WORDS)
+    assert names & set(label_pool("score"))
+    mixed = [n for seed in range(100) for n in sample_names("score", 5, Random(seed), True)]
+    invented = [name for name in mixed if name not in known]
+    assert len(set(invented)) > 200
+    assert all(re.fullmatch("[A-Z][a-z]+", name) for name in invented)
 
 
 def test_a_chart_depends_on_split_number_and_seed_alone() -> None:

@@ -141,10 +141,15 @@ def test_a_packed_conversation_equals_the_conversation_alone() -> None:
 
 
 def test_padding_changes_nothing() -> None:
-    short, long = _batch(first=0, count=1), _batch(first=0, count=4)
-    assert long.ids.shape[1] > short.ids.shape[1]
-    of_first = torch.nonzero(long.labels != NO_LABEL)[:, 0] == 0
-    torch.testing.assert_close(_logits(long)[of_first], _logits(short))
+    together = _batch(first=0, count=4)
+    lengths = (together.groups >= 0).sum(1)
+    shortest = int(lengths.argmin())
+    assert lengths[shortest] < together.ids.shape[1]
+    alone = _batch(first=shortest, count=1)
+    of_shortest = (torch.arange(4)[:, None] == shortest).expand_as(together.ids)
+    all_logits = _logits(together)
+    chosen = of_shortest[together.labels != NO_LABEL]
+    torch.testing.assert_close(all_logits[chosen], _logits(alone))
 
 
 def test_the_mask_is_causal() -> None:

@@ -18,7 +18,14 @@ from dreams_nas.targets.embedded.tokens import build_tokenizer
 from dreams_nas.targets.embedded.train import Trainer, train
 
 SHORT = Schedule(
-    vision_steps=2, vision_batch=2, steps=3, batch=1, max_tokens=220, probe_batch=1, warmup=1
+    vision_steps=2,
+    vision_batch=2,
+    steps=3,
+    batch=1,
+    max_tokens=220,
+    probe_batch=1,
+    warmup=1,
+    rate=2e-3,
 )
 
 

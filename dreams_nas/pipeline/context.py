@@ -13,6 +13,7 @@ from dreams_nas.core.device import (
 )
 from dreams_nas.core.files import hash_json
 from dreams_nas.core.seeds import derive_seed
+from dreams_nas.decode.generation import require_greedy
 from dreams_nas.features.conversations import Conversation, load_conversations
 from dreams_nas.features.store import FeatureStore, load_features
 from dreams_nas.latency.table import LatencyTable, load_table
@@ -49,9 +50,15 @@ class Place:
 
     @cached_property
     def target(self) -> HuggingFaceTarget:
-        """The loaded target."""
+        """The loaded target.
+
+        Raises:
+            UserError: A broken target, or one whose generation config greedy decoding cannot honour.
+        """
         say(f"loading target {self.config.target} ({self.deployment.key})", self.quiet)
-        return load_placed(self.config)
+        target = load_placed(self.config)
+        require_greedy(target)
+        return target
 
     def seed(self, stage: str) -> int:
         """Seed of a stage."""

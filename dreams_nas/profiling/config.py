@@ -26,8 +26,8 @@ class ProfileConfig(PlaceConfig):
     max_q: int | None = Field(default=None, ge=2)
     """Most rows of a verification, n + 1; null for what the space's policies need."""
     budget_s: float = Field(default=60.0, gt=0)
-    """Seconds that measuring may take, validation included; loading the target is not counted. A
-    busy machine may take about a third more to measure everything a few times."""
+    """Seconds that measuring may take, validation included; loading the target is not counted. On a
+    busy machine it may be about a third more, or as long as measuring everything once takes."""
     num_random_drafts: int = Field(default=4, ge=0)
     """Drafts of the space that the table is judged by; the space's two corners, which it was built
     with, are reported beside them."""

@@ -166,8 +166,8 @@ def _say_sizes(blocks: _Blocks, config: ProfileConfig, quiet: bool) -> None:
 def _say_effort(validation: dict[str, Any], config: ProfileConfig, quiet: bool) -> None:
     num_sweeps, least = validation["num_sweeps"], config.timer.min_sweeps
     say(
-        f"profile: {num_sweeps} sweeps over all points, {validation['num_visits']} visits of each "
-        f"validation case, {validation['seconds']:.0f} s",
+        f"profile: {validation['seconds']:.0f} s; sweeps over all points: {num_sweeps}, visits of "
+        f"each validation case: {validation['num_visits']}",
         quiet,
     )
     if num_sweeps < least:
