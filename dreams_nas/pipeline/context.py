@@ -53,7 +53,7 @@ class Place:
         """The loaded target.
 
         Raises:
-            UserError: A broken target, or one whose generation config greedy decoding cannot honour.
+            UserError: A broken target, or a generation config that greedy decoding cannot honour.
         """
         say(f"loading target {self.config.target} ({self.deployment.key})", self.quiet)
         target = load_placed(self.config)

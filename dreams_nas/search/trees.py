@@ -17,7 +17,7 @@ from dreams_nas.latency.cost import CostModel
 from dreams_nas.latency.grid import FloatArray
 from dreams_nas.latency.predict import SpeedupSummary, predict_speedup
 from dreams_nas.search.frequent_paths import FrequentPaths, count_paths
-from dreams_nas.space.rank_paths import RankPaths
+from dreams_nas.space.rank_paths import IntArray, RankPaths
 from dreams_nas.space.search_space import PolicySpace
 from dreams_nas.space.tree import RankPath, StaticTree
 from dreams_nas.space.walks import walk
@@ -187,10 +187,14 @@ class _AverageCosts:
         self._draft_kv = float(paths.draft_kv_R.mean()) if len(paths.ranks_RL) else 0.0
         target_kv = float(paths.target_kv_R.mean()) if len(paths.ranks_RL) else 0.0
         rows = np.arange(2, max_nodes + 2)
-        host = costs.t_tree(rows) + costs.t_commit(rows)
-        self._tree_ms = np.concatenate([[0.0], costs.t_verify(rows, target_kv, "tree") + host])
+
+        def pass_ms(rows: IntArray, mask: str) -> FloatArray:
+            host = costs.t_tree(rows, mask) + costs.t_commit(rows, mask)
+            return costs.t_verify(rows, target_kv, mask) + host
+
+        self._tree_ms = np.concatenate([[0.0], pass_ms(rows, "tree")])
         chain_rows = rows[rows <= costs.max_verify_rows("chain")]
-        chain_ms = costs.t_verify(chain_rows, target_kv, "chain") + host[: len(chain_rows)]
+        chain_ms = pass_ms(chain_rows, "chain")
         unmeasured = np.full(len(rows) - len(chain_rows), np.inf)
         self._chain_ms = np.concatenate([[0.0], chain_ms, unmeasured])
         widths = np.arange(1, min(costs.max_step_rows, max_nodes) + 1)
