@@ -109,6 +109,8 @@ def _summary(table: "LatencyTable") -> dict[str, Any]:
         "deployment": table.header.deployment.model_dump(mode="json"),
         "seconds": validation["seconds"],
         "num_unsteady": len(validation["unsteady"]),
-        **{key: validation[key] for key in ("num_sweeps", "num_visits", "judged_by")},
+        "num_sweeps": validation["num_sweeps"],
+        "num_visits": validation["num_visits"],
+        "judged_by": validation["rounds"]["judged_by"],
         **{kind: validation[kind]["table"] for kind in ("rounds", "first_rounds", "drafts")},
     }

@@ -23,13 +23,13 @@ from dreams_nas.targets.embedded.packing import (
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How long and how fast the target learns; the defaults are those of the shipped weights."""
+    """How long and how fast the target learns; what the shipped weights saw is in their card."""
 
     vision_steps: int = 2000
     """Steps of the vision tower alone, with the probe."""
     vision_batch: int = 32
     """Pictures of such a step."""
-    steps: int = 1900
+    steps: int = 2200
     """Steps of the whole model."""
     batch: int = 3
     """Sequences of such a step."""
