@@ -28,7 +28,7 @@ def _answer(messages: list[dict[str, Any]], images: list[Any]) -> tuple[str, int
     text = processor.apply_chat_template(messages, add_generation_prompt=True)
     inputs = processor(images=images or None, text=text, return_tensors="pt")
     with torch.inference_mode():
-        ids = model.generate(**inputs, max_new_tokens=80)
+        ids = model.generate(**inputs, max_new_tokens=160)
     num_images = int((inputs["input_ids"] == processor.image_token_id).sum())
     new = ids[0, inputs["input_ids"].shape[1] :]
     return processor.decode(new, skip_special_tokens=True).strip(), num_images
@@ -62,16 +62,20 @@ def test_the_shape_is_that_of_the_design() -> None:
     assert len(processor.tokenizer) == VOCABULARY_SIZE
 
 
-def test_answers_are_right_on_unseen_tables() -> None:
+def test_the_card_tells_the_truth() -> None:
+    """Shares on unseen tables, measured again on fewer answers, agree with the card's."""
+    card = (FOLDER / "README.md").read_text(encoding="utf-8")
     score = Score()
-    asked = [build_example("choose", i, seed=3) for i in range(12)]
+    asked = [build_example("score", i, seed=3) for i in range(48)]
     for example, answer in zip(asked, generate_answers(*_target(), asked), strict=True):
         score.add(example, answer)
     shares = score.report()
-    assert shares["names"] is not None
-    assert shares["names"] > 0.8
-    assert shares["colours"] is not None
-    assert shares["colours"] > 0.8
+    for name in ("names", "colours", "values_within_one"):
+        line = next(text for text in card.splitlines() if text.startswith(f"| {name}"))
+        told, found = float(line.split("|")[2]), shares[name]
+        assert found is not None
+        # 48 answers hold some 150 facts of a kind, several from one answer.
+        assert found == pytest.approx(told, abs=0.15)
 
 
 def test_an_answer_is_the_same_alone_and_in_a_batch() -> None:
@@ -93,7 +97,7 @@ def test_a_second_turn_is_answered_about_the_same_chart() -> None:
     example = build_example("choose", 2)
     name = example.chart.names[0]
     said = {"role": "assistant", "content": example.answer}
-    again = user_message(f"What is the value of {name}?", num_images=0)
+    again = user_message("What does the chart show?", num_images=0)
     answer, num_tokens = _answer([user_message(example.question), said, again], [example.image])
     assert num_tokens == 64
     assert name in answer
