@@ -13,7 +13,6 @@ from dreams_nas.bench.statistics import Quantiles
 from dreams_nas.bench.summary import save_bench
 from dreams_nas.core.config import save_config
 from dreams_nas.core.device import identify_device
-from dreams_nas.core.errors import UserError
 from dreams_nas.core.files import file_hash, hash_json, read_json
 from dreams_nas.core.lock import machine_lock
 from dreams_nas.core.provenance import package_versions, provenance
@@ -27,6 +26,7 @@ from dreams_nas.features.config import CollectConfig
 from dreams_nas.features.store import load_features
 from dreams_nas.features.vocabulary import vocabulary_order
 from dreams_nas.latency.table import load_table, save_table
+from dreams_nas.pipeline.checks import COLLECTED_SPLITS, check_run
 from dreams_nas.pipeline.config import RunConfig
 from dreams_nas.pipeline.context import RunContext
 from dreams_nas.pipeline.finetune import finetune, load_evaluation, load_published_tree
@@ -37,12 +37,10 @@ from dreams_nas.profiling.config import ProfileConfig
 from dreams_nas.profiling.profile import profile
 from dreams_nas.search.result import SearchResult, load_result
 from dreams_nas.space.arch import NAMED_ARCHS, DraftArch
-from dreams_nas.targets.loading import check_target, target_fingerprint
+from dreams_nas.targets.loading import target_fingerprint
 
 PUBLISHED_TREE_NAME = "eagle3_published_tree"
 """The arm of the baseline with the best static tree of the published size."""
-
-COLLECTED_SPLITS = ("train", "choose", "score")
 
 
 def run(config: RunConfig, *, quiet: bool = False, force: bool = False) -> dict[str, Any]:
@@ -63,8 +61,7 @@ def run(config: RunConfig, *, quiet: bool = False, force: bool = False) -> dict[
     """
     context = RunContext(config, quiet)
     stages = _Stages(context)
-    check_target(config.target)
-    stages.check()
+    check_run(context)
     with machine_lock("run", quiet=quiet):
         save_config(config, context.path("config.yaml"))
         folder = RunFolder(context.folder, quiet)
@@ -84,35 +81,6 @@ class _Stages:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._config = context.run
-
-    def check(self) -> None:
-        """Find what can be found before anything is loaded.
-
-        Raises:
-            UserError: A broken data set, a sample in two splits, a space that is too large to
-                search, or one without the baseline's point.
-        """
-        space, config = self._context.space, self._config
-        if space.size > config.search.max_drafts:
-            raise UserError(
-                f"space '{config.space}' has {space.size} drafts, and exhaustive search takes up "
-                f"to search.max_drafts = {config.search.max_drafts}; narrow the space or raise it"
-            )
-        if config.baseline.kind != "none" and not space.contains(NAMED_ARCHS[BASELINE_NAME]):
-            raise UserError(
-                f"space '{config.space}' lacks the point of {BASELINE_NAME} "
-                f"({NAMED_ARCHS[BASELINE_NAME].key}), which the winner is to be measured against; "
-                "add its choices, or set baseline.kind = none"
-            )
-        seen: dict[str, str] = {}
-        for split in (*COLLECTED_SPLITS, "test"):
-            for conversation in self._context.conversations(split):
-                other = seen.setdefault(conversation.content_hash(), split)
-                if other != split:
-                    raise UserError(
-                        f"sample '{conversation.id}' is in the splits {other} and {split}; each "
-                        "sample may be in one of them, or what is measured was learned by heart"
-                    )
 
     def forget_drafts(self, folder: RunFolder) -> None:
         """Delete what an earlier run, with a winner, has left."""
