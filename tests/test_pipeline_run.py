@@ -211,8 +211,11 @@ def test_one_sample_in_two_splits_is_refused(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["run", str(project / "run.yaml"), "--out", str(tmp_path), "--quiet"]
-    assert main([*arguments, "--set", f"data.test={project / 'train.jsonl'}"]) == 2
-    assert "in the splits train and test" in capsys.readouterr().err
+    renamed = project / "renamed.jsonl"  # another id does not make it another sample
+    renamed.write_text((project / "train.jsonl").read_text().replace('"id": "', '"id": "x'))
+    for data in ("train.jsonl", "renamed.jsonl"):
+        assert main([*arguments, "--set", f"data.test={project / data}"]) == 2
+        assert "in the splits train and test" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,11 @@ class Conversation:
 
     def content_hash(self) -> str:
         """Hash of the id, the messages and the images' content (not of their paths)."""
-        images = [_image_hash(image) for image in self.images]
-        return hash_json([self.id, list(self.messages), images])
+        return hash_json([self.id, self.prompt_hash()])
+
+    def prompt_hash(self) -> str:
+        """Hash of the messages and the images' content: equal for one prompt under two ids."""
+        return hash_json([list(self.messages), [_image_hash(image) for image in self.images]])
 
     def __str__(self) -> str:
         place = f"{self.origin}, " if self.origin else ""

@@ -33,7 +33,7 @@ def check_run(context: RunContext) -> None:
     seen: dict[str, str] = {}
     for split in (*COLLECTED_SPLITS, "test"):
         for conversation in context.conversations(split):
-            other = seen.setdefault(conversation.content_hash(), split)
+            other = seen.setdefault(conversation.prompt_hash(), split)
             if other != split:
                 raise UserError(
                     f"sample '{conversation.id}' is in the splits {other} and {split}; each "
