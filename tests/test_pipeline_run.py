@@ -207,6 +207,24 @@ def test_another_table_or_data_redoes_what_reads_them(
     assert (out / "table.json").read_bytes() == table.read_bytes()
 
 
+@pytest.mark.usefixtures("cheap_drafts")
+def test_a_baseline_trained_alone_is_measured_with_its_tuned_and_the_published_tree(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run", str(project / "run.yaml"), "--out", str(tmp_path), "--quiet"]
+    baseline = "baseline={kind: alone, num_levels: 4, num_nodes: 9}"
+    assert main([*arguments, "--set", baseline]) == 0
+    line = last_line(capsys)
+    assert list(line["arms"]) == ["plain", "winner", "eagle3", "eagle3_published_tree"]
+    published = line["arms"]["eagle3_published_tree"]["policy"]
+    assert published["nodes"] == 9
+    assert published["levels"] <= 4
+    assert line["mismatched_tokens"] == 0
+    training = json.loads((tmp_path / "baseline" / "training.json").read_text())
+    assert training["num_steps"] == 4 + 2  # supernet's and winner's together
+    assert training["recipe"]["num_unroll_levels"] == 7
+
+
 def test_one_sample_in_two_splits_is_refused(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
