@@ -9,8 +9,6 @@ from dreams_nas.core.errors import UserError
 from dreams_nas.space.arch import DraftArch, DraftSizes, TargetDims
 from dreams_nas.space.tree import StaticTree
 
-DRAFT_SCHEMA = "dreams-nas/draft/1"
-
 
 class DraftConfig(Config):
     """`config.json` of a draft: its architecture and the target it belongs to."""

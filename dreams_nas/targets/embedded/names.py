@@ -42,8 +42,8 @@ def sample_names(
     """Draw distinct names for the marks of one chart, none contained in another.
 
     Nine in ten are common words, the others row labels of the split's tables. The model has to
-    copy a name from the prompt, and it learns to within half an hour for names that it meets again
-    and again; with mostly inventions, which are all new, it had hardly begun to after an hour.
+    copy a name from the prompt. With mostly inventions, which are all new, none was right after an
+    hour; names that it meets again and again were right in 66 of 100 after 25 minutes more.
 
     Args:
         split: decides the tables.
