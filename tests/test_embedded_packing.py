@@ -97,7 +97,7 @@ def test_the_answer_and_its_end_are_learned_and_nothing_else() -> None:
 def test_the_probe_is_told_the_mark_that_comes_next() -> None:
     tokenizer = _processor().tokenizer
     chart, _, rows = Packer(tokenizer, 400, seed=0).sequence("train", 1)
-    _, labels, _, _, _, places, colours, values = rows
+    labels, places, colours, values = rows[1], *rows[8:11]
     assert (labels[places != NO_LABEL] != NO_LABEL).all()
     said: dict[int, set[str]] = {}
     for label, place, colour, value in zip(labels, places, colours, values, strict=True):
@@ -114,6 +114,52 @@ def test_the_probe_is_told_the_mark_that_comes_next() -> None:
             for token in tokenizer.encode(f" {word}")
         }
     assert len(said) == len(chart.names)
+
+
+@pytest.mark.parametrize("with_image", [True, False])
+def test_names_of_the_prompt_know_their_mark(with_image: bool) -> None:
+    tokenizer = _processor().tokenizer
+    packer = Packer(tokenizer, 400, seed=0)
+    index = next(i for i in range(200) if packer.sequence("train", i)[1] == with_image)
+    chart, _, rows = packer.sequence("train", index)
+    ids, groups, numbers, known = rows[0], rows[2], rows[6], rows[11:]
+    ends = np.flatnonzero((groups == 0) & (known[0] != NO_LABEL))
+    assert known[0, ends].tolist() == list(range(len(chart.names)))
+    for end, name, colour, value in zip(
+        ends, chart.names, chart.colours, chart.values, strict=True
+    ):
+        number = numbers[end]
+        assert tokenizer.decode(ids[number + 1 : end + 1]) == f" {name}"
+        assert tokenizer.decode([ids[number]]) == f" {known[0, end] + 1}"
+        seen = [COLOUR_NAMES.index(colour), value] if with_image else [NO_LABEL, NO_LABEL]
+        assert known[1:, end].tolist() == seen
+    assert ((numbers != NO_LABEL) <= (groups == 0)).all()
+
+
+def test_a_name_in_a_question_is_matched_with_the_list() -> None:
+    batch = _batch(count=4)
+    found = batch.matches != NO_LABEL
+    assert found.any()
+    assert (batch.labels[found] == NO_LABEL).all()
+    assert (batch.groups[found] > 0).all()
+    rows, at = torch.nonzero(found)[:, 0], batch.matches[found]
+    assert torch.equal(batch.ids[rows, at], batch.ids[found])
+    assert (batch.groups[rows, at] == 0).all()
+    ends = found & (batch.known[..., 0] != NO_LABEL)
+    rows, at = torch.nonzero(ends)[:, 0], batch.matches[ends]
+    assert torch.equal(batch.known[rows, at, 0], batch.known[ends][:, 0])
+    assert (batch.known[ends][:, 1:] == NO_LABEL).all()
+
+
+def test_an_answer_looks_where_its_question_names_the_mark() -> None:
+    batch = _batch(count=8)
+    found = batch.asked != NO_LABEL
+    assert found.any()
+    rows, at = torch.nonzero(found)[:, 0], batch.asked[found]
+    assert torch.equal(batch.groups[rows, at], batch.groups[found])
+    assert torch.equal(batch.known[rows, at, 0], batch.told[found][:, 0])
+    assert (batch.labels[rows, at] == NO_LABEL).all()
+    assert (at < torch.nonzero(found)[:, 1]).all()
 
 
 def test_conversations_do_not_see_each_other() -> None:

@@ -29,7 +29,7 @@ class Schedule:
     """Steps of the vision tower alone, with the probe."""
     vision_batch: int = 32
     """Pictures of such a step."""
-    steps: int = 2200
+    steps: int = 4800
     """Steps of the whole model."""
     batch: int = 3
     """Sequences of such a step."""
@@ -39,7 +39,7 @@ class Schedule:
     """Steps over which a learning rate rises from 0, in both phases."""
     vision_rate: float = 1e-3
     """Peak learning rate of the vision tower alone."""
-    rate: float = 1e-3
+    rate: float = 1.5e-3
     """Peak learning rate of the decoder."""
     vision_share: float = 0.1
     """Learning rate of vision tower and projector in the second phase, as a share of ``rate``;
@@ -128,32 +128,59 @@ def answer_states(
 def copy_loss(
     model: LlavaForConditionalGeneration, batch: TrainingBatch, states: tuple[Tensor, ...]
 ) -> tuple[Tensor, float]:
-    """Return the loss of the copying heads, and how often they look at what is said next.
+    """Return the loss of the guided heads, and how often they look at what is said next.
 
-    Half the heads of two blocks at five and six eighths of the depth are taught to look at the
-    piece of a name in the prompt that is said next, and to say what they look at: what they write
-    for that piece, read by final norm and head alone, is the piece.
+    Half the heads of five blocks are guided. In the first block a name in the prompt's list looks
+    at its number, in the second a name in a question at the same name in the list. At three eighths
+    of the depth what an answer says of a mark looks at where the question names it. At five and six
+    eighths the token before a name looks at the piece in the list that is said next, and says it:
+    what these heads write for that piece, read by final norm and head alone, is the piece.
     """
-    decoder, named = model.model.language_model, batch.sources != NO_LABEL
+    decoder = model.model.language_model
+    num_layers = len(decoder.layers)
+    counted, _ = _guided(decoder, batch, states, 0, batch.numbers)
+    matched, _ = _guided(decoder, batch, states, max(1, num_layers // 8), batch.matches)
+    recalled, _ = _guided(decoder, batch, states, 3 * num_layers // 8, batch.asked)
+    named = batch.sources != NO_LABEL
     wanted, pieces = batch.sources[named], batch.labels[named]
     rows = torch.nonzero(named)[:, 0]
-    mask = attention_mask(batch.groups, states[0].dtype)[:, 0]
-    num_layers = len(decoder.layers)
-    total, right = states[0].new_zeros(()), 0.0
     layers = (5 * num_layers // 8, 6 * num_layers // 8)
+    total, right = counted + matched + recalled, 0.0
     for layer in layers:
+        looked, seen = _guided(decoder, batch, states, layer, batch.sources)
         block = decoder.layers[layer]
-        hidden = block.input_layernorm(states[layer])
-        query, key = _rotated_heads(decoder, block.self_attn, hidden, batch.positions)
-        scores = (query @ key.transpose(-1, -2)) * block.self_attn.scaling + mask[:, None]
-        chosen = scores.permute(0, 2, 1, 3)[named].flatten(0, 1)
-        sources = wanted.repeat_interleave(query.shape[1])
-        written = _written(block.self_attn, hidden[rows, wanted])
-        copied = model.lm_head(decoder.norm(written))
-        loss = F.cross_entropy(chosen, sources) + F.cross_entropy(copied, pieces)
-        total = total + loss / len(layers)
-        right += (chosen.argmax(-1) == sources).float().mean().item() / len(layers)
+        hidden = block.input_layernorm(states[layer][rows, wanted])
+        copied = model.lm_head(decoder.norm(_written(block.self_attn, hidden)))
+        total = total + (looked + F.cross_entropy(copied, pieces)) / len(layers)
+        right += seen / len(layers)
     return total, right
+
+
+def _guided(
+    decoder: Any, batch: TrainingBatch, states: tuple[Tensor, ...], layer: int, sources: Tensor
+) -> tuple[Tensor, float]:
+    """Return the loss of half a block's heads against where they should look, and how often right.
+
+    Args:
+        decoder: the language model.
+        batch: sequences.
+        states: of ``answer_states``.
+        layer: block.
+        sources: position to look at [B, T], or ``NO_LABEL``.
+    """
+    block = decoder.layers[layer]
+    hidden = block.input_layernorm(states[layer])
+    query, key = _rotated_heads(decoder, block.self_attn, hidden, batch.positions)
+    mask = attention_mask(batch.groups, hidden.dtype)[:, 0]
+    scores, wanted = [], []
+    for row, told in enumerate(sources != NO_LABEL):
+        looked = query[row][:, told] @ key[row].transpose(-1, -2) * block.self_attn.scaling
+        scores.append((looked + mask[row][told]).flatten(0, 1))
+        wanted.append(sources[row][told].repeat(query.shape[1]))
+    chosen, places = torch.cat(scores), torch.cat(wanted)
+    if not len(places):
+        return states[0].new_zeros(()), 0.0
+    return F.cross_entropy(chosen, places), (chosen.argmax(-1) == places).float().mean().item()
 
 
 def _written(attention: Any, hidden: Tensor) -> Tensor:
@@ -179,34 +206,43 @@ def _rotated_heads(
     return query, key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
 
 
-class TextProbe(nn.Module):
-    """Linear probes inside the decoder: which mark comes next, and what colour and value it has.
+_TEXT_FIGURES = ("knows place", "colour", "value", "says place", "of colour", "of value")
+"""What the accuracies of ``TextProbe`` are called in progress lines."""
 
-    The place is read halfway, colour and value at three quarters of the blocks, so that the
-    decoder learns to find the mark first and to look at it then. Thrown away after training.
+
+class TextProbe(nn.Module):
+    """Linear probes inside the decoder: which mark a token is about, and what it looks like.
+
+    A name in the prompt knows its place after a quarter of the blocks, and in the list colour and
+    value of its mark after half of them; what an answer says next is known a quarter later. So the
+    decoder reads the picture into the list first, and finds in the list what it is asked for.
+    Thrown away after training.
     """
 
     def __init__(self, hidden_size: int, num_layers: int) -> None:
         super().__init__()
-        self.layers = (num_layers // 2, 3 * num_layers // 4, 3 * num_layers // 4)
-        self.heads = nn.ModuleList([nn.Linear(hidden_size, size) for size in PROBE_SIZES[:3]])
+        quarter = num_layers // 4
+        self.layers = (quarter, 2 * quarter, 2 * quarter, 2 * quarter, 3 * quarter, 3 * quarter)
+        self.heads = nn.ModuleList([nn.Linear(hidden_size, size) for size in PROBE_SIZES[:3] * 2])
 
-    def loss(self, states: tuple[Tensor, ...], told: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean loss and the accuracy of each head.
+    def loss(self, states: tuple[Tensor, ...], batch: TrainingBatch) -> tuple[Tensor, Tensor]:
+        """Return the mean loss and the accuracy of each head: known of the prompt, then told next.
 
         Args:
             states: of ``answer_states``.
-            told: place, colour and value told next [B, T, 3], or ``NO_LABEL``.
+            batch: sequences.
         """
-        about = told[..., 0] != NO_LABEL
         total = states[0].new_zeros(())
         right = []
+        wanted = torch.cat([batch.known, batch.told], dim=-1)
         for i, (layer, head) in enumerate(zip(self.layers, self.heads, strict=True)):
+            about = wanted[..., i] != NO_LABEL
             hidden = F.rms_norm(states[layer][about], states[layer].shape[-1:])
-            logits, wanted = head(hidden), told[about][:, i]
-            total = total + F.cross_entropy(logits, wanted)
-            right.append((logits.argmax(-1) == wanted).float().mean().detach())
-        return total / len(self.heads), torch.stack(right)
+            logits, labels = head(hidden), wanted[about][:, i]
+            if len(labels):
+                total = total + F.cross_entropy(logits, labels)
+            right.append((logits.argmax(-1) == labels).float().mean().detach())
+        return 2 * total / len(self.heads), torch.stack(right)
 
 
 def step_loss(
@@ -233,12 +269,12 @@ def step_loss(
     loss = F.cross_entropy(logits, labels)
     targets = torch.cat([batch.patch_targets, extra[1]])
     seen_loss, seen_right = probes[0].loss(seen, targets)
-    told_loss, told_right = probes[1].loss(states, batch.told)
+    told_loss, told_right = probes[1].loss(states, batch)
     copied_loss, copied_right = copy_loss(model, batch, states)
     figures = {
         "answer": loss.item(),
         "right": (logits.argmax(-1) == labels).float().mean().item(),
-        **dict(zip(("place", "colour", "value"), told_right.tolist(), strict=True)),
+        **dict(zip(_TEXT_FIGURES, told_right.tolist(), strict=True)),
         "copied": copied_right,
         "seen": seen_right[2].item(),
     }

@@ -8,6 +8,7 @@ Shapes: B sequences, T tokens of a sequence, M image tokens.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +26,7 @@ from dreams_nas.targets.embedded.charts import (
     draw_chart,
     slot_edges,
 )
-from dreams_nas.targets.embedded.questions import Answer, ask, introduce
+from dreams_nas.targets.embedded.questions import ask, introduce
 from dreams_nas.targets.embedded.tables import NUM_LEVELS
 from dreams_nas.targets.embedded.tokens import (
     ASSISTANT,
@@ -36,6 +37,9 @@ from dreams_nas.targets.embedded.tokens import (
     PATCH_SIZE,
     USER,
 )
+
+_Token = tuple[int, int, bool]
+"""Id, the mark that the token is about (or -1), whether it is part of an answer."""
 
 TEXT_ONLY_SHARE = 0.06
 SECOND_TURN_SHARE = 0.25
@@ -55,10 +59,22 @@ class TrainingBatch:
     positions: Tensor
     """Rotary positions [B, T]."""
     told: Tensor
-    """What the predicted token tells of [B, T, 3]: place, colour and value of a mark, or
-    ``NO_LABEL`` where it is about none."""
+    """What the predicted token of an answer is about [B, T, 3]: place, colour and value of a mark,
+    or ``NO_LABEL`` where it is about none."""
+    known: Tensor
+    """The same for the token itself where a name ends in the prompt's list (place alone without an
+    image) or in a question (place alone) [B, T, 3]."""
     sources: Tensor
     """Where in the sequence the predicted piece of a name stands in the prompt [B, T], or
+    ``NO_LABEL``."""
+    matches: Tensor
+    """Where in the prompt's list the piece of a name stands that a question repeats [B, T], or
+    ``NO_LABEL``."""
+    asked: Tensor
+    """Where the question names the mark that the predicted token of its answer is about [B, T], or
+    ``NO_LABEL`` where it does not."""
+    numbers: Tensor
+    """Where the number stands that a piece of a name in the prompt's list follows [B, T], or
     ``NO_LABEL``."""
     pixels: Tensor
     """Pictures of the sequences that have one, [B', 3, 96, 96]."""
@@ -122,55 +138,52 @@ class Packer:
         ids: list[int] = self.tokenizer.encode(f" {text}", add_special_tokens=False)
         return ids
 
-    def _answer(self, said: Answer) -> tuple[list[int], list[int]]:
-        """Return the token ids of an answer, and the mark that each token is about, or -1."""
-        encoded = self.tokenizer(
-            f" {said.text}", add_special_tokens=False, return_offsets_mapping=True
-        )
+    def _marked(
+        self, text: str, spans: Sequence[tuple[int, int, int]]
+    ) -> tuple[list[int], list[int]]:
+        """Return the token ids of a text, and the mark that each token is about, or -1."""
+        encoded = self.tokenizer(f" {text}", add_special_tokens=False, return_offsets_mapping=True)
         marks = [
-            next(
-                (mark for first, last, mark in said.spans if start <= last and end > first + 1), -1
-            )
+            next((mark for first, last, mark in spans if start <= last and end > first + 1), -1)
             for start, end in encoded["offset_mapping"]
         ]  # the offsets count the space in front, the spans do not
-        return [*encoded["input_ids"], self._eos], [*marks, -1]
+        return encoded["input_ids"], marks
 
-    def _conversation(self, chart: Chart, rng: random.Random) -> tuple[list[int], list[int]]:
-        """Return one or two turns after the prefix: token ids, and the mark of each.
-
-        The mark is -1 in an answer where a token is about none, -2 outside of answers.
-        """
-        ids: list[int] = []
-        marks: list[int] = []
+    def _conversation(self, chart: Chart, rng: random.Random) -> list[_Token]:
+        """Return the tokens of one or two turns after the prefix."""
+        tokens: list[_Token] = []
         for turn in range(2 if rng.random() < SECOND_TURN_SHARE else 1):
             said = ask(chart, rng)
-            asked = ([self._user] if turn else []) + self._encode(said.question)
-            answer, about = self._answer(said)
-            ids += [*asked, self._assistant, *answer]
-            marks += [-2] * (len(asked) + 1) + about
-        return ids, marks
+            tokens += [(self._user, -1, False)] if turn else []
+            tokens += [
+                (i, mark, False)
+                for i, mark in zip(*self._marked(said.question, said.asked), strict=True)
+            ]
+            tokens.append((self._assistant, -1, False))
+            tokens += [
+                (i, mark, True)
+                for i, mark in zip(*self._marked(said.text, said.spans), strict=True)
+            ]
+            tokens.append((self._eos, -1, True))
+        return tokens
 
     def _sources(
-        self, chart: Chart, prefix: list[int], ids: list[int], marks: list[int]
+        self, names: list[list[int]], starts: list[int], tokens: list[_Token]
     ) -> list[int]:
         """Return for each token of a conversation where its piece of a name is in the prefix."""
-        names = [self._encode(name) for name in chart.names]
-        starts: list[int] = []
-        at = 0
-        for name in names:
-            at = next(i for i in range(at, len(prefix)) if prefix[i : i + len(name)] == name)
-            starts.append(at)
+        ids = [i for i, _, _ in tokens]
         sources = [NO_LABEL] * len(ids)
-        for at, mark in enumerate(marks):
+        for at, (_, mark, _) in enumerate(tokens):
             size = len(names[mark])
-            if mark >= 0 and marks[at - 1] != mark and ids[at : at + size] == names[mark]:
+            if mark >= 0 and tokens[at - 1][1] != mark and ids[at : at + size] == names[mark]:
                 sources[at : at + size] = range(starts[mark], starts[mark] + size)
         return sources
 
     def sequence(self, split: str, index: int) -> tuple[Chart, bool, np.ndarray]:
-        """Build sequence number ``index``: the chart, whether its image is used, rows [8, T].
+        """Build sequence number ``index``: the chart, whether its image is used, rows [14, T].
 
-        The rows are ids, labels, groups, positions, sources, and place, colour and value told.
+        The rows are ids, labels, groups, positions, sources, matches, numbers, asked, place,
+        colour and value told, and place, colour and value known.
         """
         chart = build_chart(split, index, self.seed)
         rng = random.Random(f"sequence/{self.seed}/{split}/{index}")
@@ -178,23 +191,47 @@ class Packer:
         prefix = [self._bos, self._user]
         prefix += [self._image] * (NUM_IMAGE_TOKENS if with_image else 0)
         prefix += self._encode(introduce(chart, with_image))
-        none = NO_LABEL
-        nothing = (none, none, none)
-        columns = [(token, none, 0, at, none, *nothing) for at, token in enumerate(prefix)]
+        names = [self._encode(name) for name in chart.names]
         facts = [
             (i, COLOUR_NAMES.index(chart.colours[i]), value) for i, value in enumerate(chart.values)
         ]
+        none = NO_LABEL
+        nothing = (none, none, none)
+        columns = [
+            [token, none, 0, at, none, none, none, none, *nothing, *nothing]
+            for at, token in enumerate(prefix)
+        ]
+        starts: list[int] = []
+        at = 0
+        for name, fact in zip(names, facts, strict=True):
+            at = next(i for i in range(at, len(prefix)) if prefix[i : i + len(name)] == name)
+            starts.append(at)
+            for piece in range(len(name)):
+                columns[at + piece][6] = at - 1
+            columns[at + len(name) - 1][11:] = fact if with_image else (fact[0], none, none)
         group = 1
         while True:
-            ids, marks = self._conversation(chart, rng)
-            if group > 1 and len(columns) + len(ids) > self.max_tokens:
+            tokens = self._conversation(chart, rng)
+            if group > 1 and len(columns) + len(tokens) > self.max_tokens:
                 break
-            ahead = [*self._sources(chart, prefix, ids, marks)[1:], none]
-            for at, token in enumerate(ids):
-                mark = -2 if at + 1 == len(ids) else marks[at + 1]
-                label = none if mark == -2 else ids[at + 1]
-                told = facts[mark] if mark >= 0 else nothing
-                columns.append((token, label, group, len(prefix) + at, ahead[at], *told))
+            found = self._sources(names, starts, tokens)
+            named: dict[int, int] = {}
+            for at, (token, mark, said) in enumerate(tokens):
+                label = copied = matched = known = asked = none
+                about = -1
+                if mark >= 0 and not said:
+                    matched = found[at]
+                    known = mark if tokens[at + 1][1] != mark else none
+                    named[mark] = len(columns)
+                if token == self._user:
+                    named.clear()
+                if at + 1 < len(tokens) and tokens[at + 1][2]:
+                    label, about, _ = tokens[at + 1]
+                    copied, asked = found[at + 1], named.get(about, none)
+                told = facts[about] if about >= 0 else nothing
+                place = len(prefix) + at
+                marks = (copied, matched, none, asked)
+                columns.append([token, label, group, place, *marks, *told, known, none, none])
             group += 1
         return chart, with_image, np.array(columns, dtype=np.int64).T
 
@@ -202,12 +239,14 @@ class Packer:
         """Build the sequences with these numbers as one batch, padded to the longest."""
         built = [self.sequence(split, index) for index in indices]
         longest = max(rows.shape[1] for _, _, rows in built)
-        fill = np.array([self.tokenizer.pad_token_id, NO_LABEL, -1, 0, *[NO_LABEL] * 4])
+        fill = np.array([self.tokenizer.pad_token_id, NO_LABEL, -1, 0, *[NO_LABEL] * 10])
         packed = np.tile(fill[:, None, None], (1, len(built), longest))
         for i, (_, _, rows) in enumerate(built):
             packed[:, i, : rows.shape[1]] = rows
         charts = [chart for chart, with_image, _ in built if with_image]
-        ids, labels, groups, positions, sources = torch.from_numpy(packed[:5])
+        ids, labels, groups, positions, sources, matches, numbers, asked = torch.from_numpy(
+            packed[:8]
+        )
         pixels, targets = seen_by_probe(charts)
         return TrainingBatch(
             ids=ids,
@@ -215,7 +254,11 @@ class Packer:
             groups=groups,
             positions=positions,
             sources=sources,
-            told=torch.from_numpy(packed[5:]).permute(1, 2, 0),
+            matches=matches,
+            numbers=numbers,
+            asked=asked,
+            told=torch.from_numpy(packed[8:11]).permute(1, 2, 0),
+            known=torch.from_numpy(packed[11:]).permute(1, 2, 0),
             pixels=pixels,
             patch_targets=targets,
         )

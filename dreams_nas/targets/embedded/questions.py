@@ -33,6 +33,8 @@ class Answer:
     """Values read from the chart and their differences or sums, in order."""
     spans: tuple[tuple[int, int, int], ...]
     """(start, end, mark): the characters of ``text`` that say something about one mark."""
+    asked: tuple[tuple[int, int, int], ...]
+    """The same for ``question``: the names in it."""
 
 
 class _Teller:
@@ -43,6 +45,9 @@ class _Teller:
         self.names: list[str] = []
         self.colours: list[str] = []
         self.values: list[int] = []
+
+    def asked(self, i: int) -> str:
+        return _about(i, self.chart.names[i])
 
     def name(self, i: int) -> str:
         self.names.append(self.chart.names[i])
@@ -140,20 +145,19 @@ def _gap(t: _Teller, high: int, low: int) -> int:
 def _compare(t: _Teller, rng: random.Random) -> tuple[str, str]:
     a, b = rng.sample(range(len(t.chart.names)), 2)
     high, low = (a, b) if t.chart.values[a] > t.chart.values[b] else (b, a)
-    names = t.chart.names
     if rng.random() < 0.5:
         text = (
             f"{t.name(a)} is {t.colour(a)} and has a value of {t.value(a)}, while {t.name(b)} is "
             f"{t.colour(b)} and has a value of {t.value(b)}. So {t.name(high)} is higher than "
             f"{t.name(low)}, and the difference is {t.number(_gap(t, high, low))}."
         )
-        return f"Compare {names[a]} with {names[b]}.", text
+        return f"Compare {t.asked(a)} with {t.asked(b)}.", text
     text = (
         f"{t.name(high)} is higher. It is {t.colour(high)} and reaches {t.value(high)}, whereas "
         f"{t.name(low)} is {t.colour(low)} and reaches only {t.value(low)}, which makes a "
         f"difference of {t.number(_gap(t, high, low))}."
     )
-    return f"Which one is higher, {names[a]} or {names[b]}?", text
+    return f"Which one is higher, {t.asked(a)} or {t.asked(b)}?", text
 
 
 def _sort(t: _Teller, rng: random.Random) -> tuple[str, str]:
@@ -185,7 +189,7 @@ def _values(t: _Teller, rng: random.Random) -> tuple[str, str]:
 
 def _single(t: _Teller, rng: random.Random) -> tuple[str, str]:
     i = rng.randrange(len(t.chart.names))
-    name, mark = t.chart.names[i], MARK_WORDS[t.chart.kind]
+    name, mark = t.asked(i), MARK_WORDS[t.chart.kind]
     place = f"It is the {ORDINALS[i]} of the {t.plural()}"
     if rng.random() < 0.5:
         text = (
@@ -219,19 +223,19 @@ def _sum(t: _Teller, rng: random.Random) -> tuple[str, str]:
         f"{t.name(b)}, the {t.colour(b)} one, has a value of {t.value(b)}. Together they make "
         f"{t.number(t.chart.values[a] + t.chart.values[b])}."
     )
-    return f"Add {t.chart.names[a]} and {t.chart.names[b]}.", text
+    return f"Add {t.asked(a)} and {t.asked(b)}.", text
 
 
 MAKERS: dict[str, tuple[Maker, float]] = {
-    "describe": (_describe, 0.44),
+    "describe": (_describe, 0.36),
     "extremes": (_extremes, 0.12),
-    "compare": (_compare, 0.12),
+    "compare": (_compare, 0.14),
     "sort": (_sort, 0.12),
     "colours": (_colours, 0.05),
     "values": (_values, 0.05),
-    "single": (_single, 0.03),
-    "count": (_count, 0.04),
-    "sum": (_sum, 0.03),
+    "single": (_single, 0.07),
+    "count": (_count, 0.05),
+    "sum": (_sum, 0.04),
 }
 """How a question and its answer are made, and how often each kind is asked."""
 
@@ -247,12 +251,14 @@ def ask(chart: Chart, rng: random.Random, kind: str | None = None) -> Answer:
     if kind is None:
         kind = rng.choices(list(MAKERS), [weight for _, weight in MAKERS.values()])[0]
     teller = _Teller(chart)
-    question, fenced = MAKERS[kind][0](teller, rng)
-    text, spans = _spans(fenced)
+    fenced_question, fenced_text = MAKERS[kind][0](teller, rng)
+    question, asked = _spans(fenced_question)
+    text, spans = _spans(fenced_text)
     return Answer(
         question=question,
         text=text,
         spans=spans,
+        asked=asked,
         names=tuple(teller.names),
         colours=tuple(teller.colours),
         values=tuple(teller.values),
