@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from dreams_nas.core.config import Config
+from dreams_nas.core.config import Config, with_given
 from dreams_nas.core.console import print_json_line, print_table
 
 from .options import RunFlags, verb
@@ -54,7 +54,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Measure drafts against plain decoding, prove them lossless, replay the winner."""
         from dreams_nas.bench.arms import parse_drafts
-        from dreams_nas.bench.config import BenchConfig, with_given
+        from dreams_nas.bench.config import BenchConfig
         from dreams_nas.bench.losslessness import require_lossless
         from dreams_nas.bench.run import bench as run
         from dreams_nas.bench.summary import (

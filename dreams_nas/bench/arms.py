@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dreams_nas.core.errors import UserError
+from dreams_nas.decode.decoder import load_draft_and_tree, require_draft_folder
 from dreams_nas.decode.drafting import ReadyDraft, ready_draft
 from dreams_nas.decode.engine import DecodeResult, build_plan, decode
 from dreams_nas.decode.plan import TreePlan
-from dreams_nas.draft.model import DraftModel, load_draft
+from dreams_nas.draft.model import DraftModel
 from dreams_nas.space.tree import StaticTree
 from dreams_nas.targets.protocol import Target, TargetInputs
 
@@ -108,17 +109,7 @@ def load_arm(name: str, folder: Path, target: Target, chain: int | None = None) 
     Raises:
         UserError: No such draft, another target's, or no tree stored and no chain given.
     """
-    draft = load_draft(folder, target.device, target.dtype)
-    spec = target.spec
-    draft.config.require_target(spec.tokenizer_hash, spec.embedding_hash, spec.name)
-    if chain is not None:
-        return Arm(name, draft, StaticTree.chain(chain))
-    if draft.config.policy is None:
-        raise UserError(
-            f"{folder}: no draft tree was chosen for this draft yet (policy is null in its "
-            "config.json); run `dreams-nas finetune`, or give --chain LEVELS"
-        )
-    return Arm(name, draft, draft.config.policy)
+    return Arm(name, *load_draft_and_tree(folder, target, chain))
 
 
 def parse_drafts(texts: Sequence[str]) -> dict[str, str]:
@@ -151,9 +142,4 @@ def require_draft_folders(drafts: Mapping[str, str]) -> None:
         UserError: A folder without a draft.
     """
     for name, folder in drafts.items():
-        for file in ("config.json", "model.safetensors"):
-            if not (Path(folder) / file).is_file():
-                raise UserError(
-                    f"draft '{name}': {folder} holds no {file}; a draft folder is what "
-                    "`dreams-nas finetune` or `dreams-nas export` wrote"
-                )
+        require_draft_folder(name, folder)

@@ -1,13 +1,9 @@
 """Settings of `bench`, `generate` and `report`."""
 
-from typing import Any, TypeVar
-
 from pydantic import Field
 
-from dreams_nas.core.config import Config, build_config
+from dreams_nas.core.config import Config
 from dreams_nas.core.place import PlaceConfig
-
-C = TypeVar("C", bound=Config)
 
 
 class MeasureConfig(Config):
@@ -42,21 +38,6 @@ class BenchConfig(MeasureConfig, PlaceConfig):
     """Folder for bench.json, prompts.csv and summary.md; null writes none."""
 
 
-class GenerateConfig(PlaceConfig):
-    """Everything that `generate` needs."""
-
-    draft: str | None = None
-    """Folder of a draft; null decodes plainly."""
-    chain: int | None = Field(default=None, ge=1)
-    """Levels of a chain to draft instead of the draft's own tree."""
-    images: tuple[str, ...] = ()
-    """Image files, shown before the prompt in this order."""
-    prompt: str = ""
-    """What to ask."""
-    max_new_tokens: int = Field(default=128, ge=0)
-    """Most tokens of the answer."""
-
-
 class ReportConfig(Config):
     """Everything that `report` needs."""
 
@@ -64,14 +45,3 @@ class ReportConfig(Config):
     """Folder of a run."""
     out: str | None = None
     """Folder for the page and its plots; null is `report` inside the run folder."""
-
-
-def with_given(config: C, **values: Any) -> C:
-    """A copy with the values that were given (not None), checked like a config file's.
-
-    Raises:
-        UserError: A value breaks a rule of its field.
-    """
-    given = {key: value for key, value in values.items() if value is not None}
-    data = {**config.model_dump(mode="json"), **given}
-    return build_config(type(config), data, "the command line", {k: f"--{k}" for k in given})

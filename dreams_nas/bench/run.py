@@ -14,6 +14,7 @@ from dreams_nas.core.errors import UserError
 from dreams_nas.core.files import require_own_folder
 from dreams_nas.core.provenance import provenance
 from dreams_nas.core.seeds import derive_seed
+from dreams_nas.decode.generation import require_greedy
 from dreams_nas.features.conversations import load_conversations
 from dreams_nas.latency.table import load_table
 from dreams_nas.targets.loading import load_placed
@@ -47,6 +48,7 @@ def bench(config: BenchConfig, quiet: bool = False) -> BenchReport:
         warn(f"{config.data} has {len(conversations)} prompts; {config.num_prompts} were asked for")
     start = time.perf_counter()
     target = load_placed(config)
+    require_greedy(target)
     deployment = target_deployment(target)
     if table is not None:
         table.require_match(

@@ -33,22 +33,15 @@ def accept_greedy(
         tokens.append(chosen[row])
 
 
-def cut_at_stop(
-    tokens: Sequence[int], num_before: int, limit: int, stop_ids: frozenset[int]
-) -> tuple[list[int], bool]:
-    """End a block of new tokens exactly at the first end token or at the limit.
+def clip_accepted(num_accepted: Sequence[int], num_tokens: int) -> tuple[int, ...]:
+    """Accepted tokens of each round without those beyond the end of the answer.
 
     Args:
-        tokens: New tokens.
-        num_before: Tokens generated before them.
-        limit: Tokens allowed in all.
-        stop_ids: End tokens; the one that ends the answer belongs to it.
-
-    Returns:
-        The tokens that count, and whether the answer ends with them.
+        num_accepted: As the engine counted them; the last round may run over the end.
+        num_tokens: Tokens of the answer, the one from prefill included.
     """
-    kept = list(tokens[: limit - num_before])
-    for index, token in enumerate(kept):
-        if token in stop_ids:
-            return kept[: index + 1], True
-    return kept, num_before + len(kept) >= limit
+    left, clipped = num_tokens - 1, []
+    for accepted in num_accepted:
+        clipped.append(min(accepted, left))
+        left -= min(accepted + 1, left)
+    return tuple(clipped)

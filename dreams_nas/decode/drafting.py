@@ -4,12 +4,14 @@ Shapes: P prompt tokens, A rows to commit, W rows of a step, N nodes, D hidden, 
 K best guesses per row.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dreams_nas.decode.plan import TreePlan, extend_mask
+from dreams_nas.decode.choose import Chooser
+from dreams_nas.decode.plan import LevelPlan, TreePlan, extend_mask
 from dreams_nas.draft.cache import DraftCache
 from dreams_nas.draft.layers import Rotary, build_rotary, forward_rows, fuse, head
 from dreams_nas.draft.model import DraftModel
@@ -123,11 +125,36 @@ class DraftSession:
 
     def propose(self) -> Tensor:
         """Draft the tree below the last committed token, [N] target ids in node order."""
+        return self._grow(self._guess)
+
+    def propose_drawn(self, chooser: Chooser) -> tuple[Tensor, Tensor]:
+        """Draw a chain from the draft's own warped distributions.
+
+        Returns:
+            Target ids [L], and the distribution that each was drawn from over the target's whole
+            vocabulary [L, V].
+        """
+        drawn_from: list[Tensor] = []
+
+        def draw(states_1D: Tensor, level: LevelPlan) -> Tensor:
+            probabilities_1W = chooser.warp(head(self._draft.weights, states_1D))
+            drawn_from.append(probabilities_1W)
+            return self._target_ids(chooser.draw(probabilities_1W))
+
+        tokens_L = self._grow(draw)
+        drawn_LW, ids_W = torch.cat(drawn_from), self._draft.vocab_ids_W
+        if ids_W is None:
+            return tokens_L, drawn_LW
+        drawn_LV = drawn_LW.new_zeros(len(drawn_LW), self._target.spec.dims.vocab)
+        return tokens_L, drawn_LV.index_copy_(1, ids_W, drawn_LW)
+
+    def _grow(self, guess: Callable[[Tensor, LevelPlan], Tensor]) -> Tensor:
+        """Run the draft level by level; `guess` gives the tokens of a level's nodes."""
         assert self._state_1D is not None, "nothing is committed yet"
         cache, states_WD = self._cache, self._state_1D
         tokens: list[Tensor] = []
         for depth, level in enumerate(self._plan.levels):
-            tokens.append(self._guess(states_WD, level.num_ranks, level.picks))
+            tokens.append(guess(states_WD, level))
             if not level.num_expanded:
                 break
             fed_W = tokens[-1] if level.expanded is None else tokens[-1][level.expanded]
@@ -170,9 +197,11 @@ class DraftSession:
         )[0]
         self._cache.commit()
 
-    def _guess(self, states_WD: Tensor, num_ranks: int, picks: Tensor | None) -> Tensor:
+    def _guess(self, states_WD: Tensor, level: LevelPlan) -> Tensor:
         """Best guesses of some rows, flattened row by row, then the nodes' own picked out."""
-        ids = best_rows(head(self._draft.weights, states_WD), num_ranks)
-        if picks is not None:
-            ids = ids[picks]
+        ids = best_rows(head(self._draft.weights, states_WD), level.num_ranks)
+        return self._target_ids(ids if level.picks is None else ids[level.picks])
+
+    def _target_ids(self, ids: Tensor) -> Tensor:
+        """Head rows to target ids."""
         return ids if self._draft.vocab_ids_W is None else self._draft.vocab_ids_W[ids]

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from dreams_nas.core.errors import UserError
-from dreams_nas.decode.accept import accept_greedy, cut_at_stop
+from dreams_nas.decode.accept import accept_greedy
 from dreams_nas.decode.engine import build_plan
 from dreams_nas.decode.plan import TreePlan
+from dreams_nas.decode.stopping import cut_at_stop
 from dreams_nas.profiling.forced import path_rows
 from dreams_nas.profiling.grids import Grids, likely_tree
 from dreams_nas.profiling.points import PointSet
