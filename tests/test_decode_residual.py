@@ -134,7 +134,7 @@ def _tree_round(target: Tensor, draft: Tensor, generator: torch.Generator) -> tu
         tokens.append(int(draft[tokens[parent + 1]].topk(path[-1] + 1).indices[-1]))
     chooser = Chooser(GenerationSettings(do_sample=True), torch.device("cpu"), generator)
     chosen = chooser.choose(target[tokens].log()).tolist()
-    rows, gained = accept_greedy(_plan(), tokens[1:], chosen)
+    rows, gained = accept_greedy(_plan().children, tokens[1:], chosen)
     return torch.tensor(gained), len(rows) - 1
 
 

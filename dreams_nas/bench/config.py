@@ -1,9 +1,14 @@
 """Settings of `bench`, `generate` and `report`."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from dreams_nas.core.config import Config
 from dreams_nas.core.place import PlaceConfig
+
+Reference = Literal["generate", "prompt_lookup"]
+PolicyName = Literal["chain", "dynamic", "adaptive"]
 
 
 class MeasureConfig(Config):
@@ -24,6 +29,10 @@ class BenchConfig(MeasureConfig, PlaceConfig):
     """Folder of each draft by the name of its arm; `winner` and `eagle3` are compared."""
     chain: int | None = Field(default=None, ge=1)
     """Levels of a chain that every draft drafts instead of its own tree."""
+    policies: tuple[PolicyName, ...] = ()
+    """Further policies of the winner that are timed beside its own tree."""
+    references: tuple[Reference, ...] = ("generate", "prompt_lookup")
+    """transformers' own ways to decode that are timed beside ours."""
     data: str = "embedded:test"
     """Prompts: `embedded:test` or a file of conversations."""
     num_prompts: int = Field(default=50, ge=1)
@@ -36,6 +45,27 @@ class BenchConfig(MeasureConfig, PlaceConfig):
     """Root seed; generated prompts are those of a run with this seed."""
     out: str | None = None
     """Folder for bench.json, prompts.csv and summary.md; null writes none."""
+
+
+class CalibrateConfig(PlaceConfig):
+    """Everything that `calibrate` needs."""
+
+    draft: str = ""
+    """Folder of the draft; its config.json gets the calibration."""
+    data: str = "embedded:choose"
+    """Validation prompts: `embedded:choose` or a file of conversations."""
+    num_prompts: int = Field(default=60, ge=3)
+    """Prompts that are decoded; every third measures the error."""
+    max_new_tokens: int = Field(default=128, ge=2)
+    """Most tokens of an answer."""
+    num_levels: int = Field(default=6, ge=1)
+    """Levels of the tree that gathers the paths; an adaptive policy drafts at most this."""
+    width: int = Field(default=4, ge=1)
+    """Nodes expanded on a level, and guesses of each."""
+    num_nodes: int = Field(default=24, ge=1)
+    """Nodes verified at most."""
+    seed: int = Field(default=0, ge=0)
+    """Root seed; generated prompts are those of a run with this seed."""
 
 
 class ReportConfig(Config):

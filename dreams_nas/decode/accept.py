@@ -2,18 +2,16 @@
 
 from collections.abc import Sequence
 
-from dreams_nas.decode.plan import TreePlan
-
 
 def accept_greedy(
-    plan: TreePlan, drafted: Sequence[int], chosen: Sequence[int]
+    children: Sequence[Sequence[int]], drafted: Sequence[int], chosen: Sequence[int]
 ) -> tuple[list[int], list[int]]:
     """Follow the target's greedy choices through the tree.
 
     A host walk over at most L short lists, after the round's one transfer: it costs microseconds.
 
     Args:
-        plan: The tree.
+        children: Verified rows below each verified row.
         drafted: Token of every node.
         chosen: The target's greedy token after every verified row (the root first).
 
@@ -24,7 +22,7 @@ def accept_greedy(
     rows, tokens = [0], [chosen[0]]
     while True:
         wanted = tokens[-1]
-        for row in plan.children[rows[-1]]:
+        for row in children[rows[-1]]:
             if drafted[row - 1] == wanted:
                 break
         else:

@@ -17,13 +17,18 @@ from torch import Tensor
 from dreams_nas.core.errors import UserError
 from dreams_nas.decode.choose import Chooser
 from dreams_nas.decode.drafting import DraftSession, ReadyDraft
+from dreams_nas.decode.dynamic import DynamicPlan
 from dreams_nas.decode.generation import effective_settings
+from dreams_nas.decode.parts import Parts
 from dreams_nas.decode.plan import TreePlan, build_tree_plan
-from dreams_nas.decode.rounds import Plain, Rounds, SampledChain, Speculative
+from dreams_nas.decode.rounds import Grown, Plain, Rounds, SampledChain, Speculative
 from dreams_nas.decode.settings import GREEDY, GenerationSettings
 from dreams_nas.decode.stopping import StopStrings, cut_at_stop
 from dreams_nas.space.tree import StaticTree
 from dreams_nas.targets.protocol import PrefillOutput, Target, TargetInputs
+
+Plan = TreePlan | DynamicPlan
+"""How a draft's trees look: one for all rounds, or grown in each."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,10 @@ class Round:
     """Accepted nodes, from the root down; the bonus token comes on top."""
     seconds: float
     """Wall time from the end of the round before."""
+    parents: tuple[int, ...] | None = None
+    """Parent node of each node, -1 the root, where the tree was grown for this round."""
+    scores: tuple[float, ...] | None = None
+    """Log-probability of each node's path there, by the draft, where it was asked for."""
 
     @property
     def num_accepted(self) -> int:
@@ -100,7 +109,7 @@ def _validate(
     inputs: TargetInputs,
     max_new_tokens: int,
     settings: GenerationSettings,
-    plan: TreePlan | None,
+    plan: Plan | None,
 ) -> int:
     """Refuse what cannot be decoded; return the length of the prompt."""
     length, limit = len(inputs.input_ids_T), target.spec.max_positions
@@ -112,12 +121,12 @@ def _validate(
             f"{length + max_new_tokens} positions; the target has {limit}: shorten the prompt or "
             f"allow at most {max(0, limit - length)} new tokens"
         )
-    draws = settings.is_random and settings.acceptance != "match"
-    if draws and plan is not None and not plan.tree.is_chain:
+    is_chain = plan is None or (isinstance(plan, TreePlan) and plan.tree.is_chain)
+    if settings.draws_drafts and plan is not None and not is_chain:
         raise UserError(
-            f"acceptance '{settings.acceptance}' needs a chain, and the draft tree has "
-            f"{plan.tree.num_nodes} nodes on {plan.tree.num_levels} levels: draft a chain "
-            "(--chain LEVELS) or accept by 'match', which any tree can"
+            f"acceptance '{settings.acceptance}' needs a chain, and the policy is a tree of "
+            f"{plan.num_nodes} nodes on {plan.num_levels} levels: draft a chain (--chain LEVELS) "
+            "or accept by 'match', which any tree can"
         )
     return length
 
@@ -152,10 +161,11 @@ def decode_steps(
     *,
     max_new_tokens: int,
     draft: ReadyDraft | None = None,
-    plan: TreePlan | None = None,
+    plan: Plan | None = None,
     stop_ids: Sequence[int] | None = None,
     settings: GenerationSettings = GREEDY,
     generator: torch.Generator | None = None,
+    parts: Parts | None = None,
 ) -> Iterator[Step]:
     """Decode one prompt, step by step: the prefill, then a step per round.
 
@@ -168,6 +178,7 @@ def decode_steps(
         stop_ids: End tokens; the target's own when None.
         settings: How tokens are chosen, and stop strings.
         generator: Random numbers of this request; torch's global ones when None.
+        parts: Watches what rounds with a draft spend their time on.
 
     Raises:
         UserError: More positions needed than the target has, settings that a tree cannot honour,
@@ -176,7 +187,7 @@ def decode_steps(
     assert (draft is None) == (plan is None), "a draft drafts along a plan"
     settings = effective_settings(target, settings)
     length = _validate(target, inputs, max_new_tokens, settings, plan)
-    num_nodes = plan.tree.num_nodes if plan is not None else 0
+    num_nodes = plan.num_nodes if plan is not None else 0
     cache = target.build_cache(length + max_new_tokens + num_nodes + 1)
     taps = draft.target_layer_ids if draft is not None else ()
     chooser = Chooser(settings, target.device, generator)
@@ -200,17 +211,24 @@ def decode_steps(
         rounds: Rounds = Plain(target, cache, chooser, root_1)
     else:
         session = DraftSession(draft, target, plan, length + max_new_tokens + 1)
+        if parts is not None:
+            parts.start()
         session.prefill(prefill, root_1, inputs)
-        draws = settings.is_random and settings.acceptance != "match"
-        rounds = (SampledChain if draws else Speculative)(
-            target, cache, chooser, root_1, session, plan, taps
-        )
+        if parts is not None:
+            parts.lap("sync")
+        shared = (target, cache, chooser, root_1, session, taps, parts)
+        if isinstance(plan, DynamicPlan):
+            rounds = Grown(plan, *shared)
+        elif settings.draws_drafts:
+            rounds = SampledChain(plan, *shared)
+        else:
+            rounds = Speculative(plan, *shared)
     del prefill  # its features are as long as the prompt
     while not end.ended:
         gain = rounds.run_one()
         tokens = end.cut(gain.tokens)
         seconds = clock.lap()
-        done = Round(gain.drafted, gain.path, seconds)
+        done = Round(gain.drafted, gain.path, seconds, gain.parents, gain.scores)
         yield Step(tokens, end.ended, end.stopped, seconds, done, None, gain.features_AF)
         clock.restart()
 
@@ -251,11 +269,12 @@ def decode(
     *,
     max_new_tokens: int,
     draft: ReadyDraft | None = None,
-    plan: TreePlan | None = None,
+    plan: Plan | None = None,
     stop_ids: Sequence[int] | None = None,
     settings: GenerationSettings = GREEDY,
     generator: torch.Generator | None = None,
     want_record: bool = False,
+    parts: Parts | None = None,
 ) -> DecodeResult:
     """Decode one prompt; with a draft, speculatively and with the same result.
 
@@ -271,6 +290,7 @@ def decode(
         settings: How tokens are chosen, and stop strings.
         generator: Random numbers of this request; torch's global ones when None.
         want_record: Keep the tapped features of all positions.
+        parts: Watches what rounds with a draft spend their time on.
 
     Raises:
         UserError: As `decode_steps`.
@@ -285,6 +305,7 @@ def decode(
         stop_ids=stop_ids,
         settings=settings,
         generator=generator,
+        parts=parts,
     ):
         collector.add(step)
     return collector.result()

@@ -50,6 +50,16 @@ class TreePlan:
     """The same as one tensor, [Q, L + 1]: short lines repeat their last row."""
 
     @property
+    def num_nodes(self) -> int:
+        """Nodes that are verified."""
+        return self.tree.num_nodes
+
+    @property
+    def num_levels(self) -> int:
+        """Longest path."""
+        return self.tree.num_levels
+
+    @property
     def num_self_fed(self) -> int:
         """Self-fed draft rows of a round."""
         return sum(level.num_expanded for level in self.levels)

@@ -40,6 +40,11 @@ class GenerationSettings(Config):
         """Whether tokens are drawn: asked for, and not at temperature 0."""
         return self.do_sample and self.temperature != 0
 
+    @property
+    def draws_drafts(self) -> bool:
+        """Whether the draft's tokens are drawn, too."""
+        return self.is_random and self.acceptance != "match"
+
     def describe(self) -> dict[str, Any]:
         """The effective settings, for reports: what changes nothing is left out."""
         penalty = self.repetition_penalty

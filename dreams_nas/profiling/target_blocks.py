@@ -131,7 +131,7 @@ class TargetBlocks:
 
         def accept() -> None:
             host = torch.cat([drafted_N, chosen_Q]).tolist()
-            gained = accept_greedy(plan, host[: q - 1], host[q - 1 :])[1]
+            gained = accept_greedy(plan.children, host[: q - 1], host[q - 1 :])[1]
             cut_at_stop(gained, 0, q, frozenset())
 
         def commit() -> None:
