@@ -7,6 +7,7 @@ from typing import Any
 import fake_tables
 import numpy as np
 import pytest
+import torch
 from bench_cases import ARCH, build_arms, build_prompts, space_of, with_policy
 from draft_models import TREES, build_draft, build_loud_target
 from target_models import build_prompt, save_target
@@ -182,3 +183,19 @@ def test_calibrate_and_bench_from_the_command_line(
     assert main([*bench, "--policy", "adaptive", "--reference", "none"]) == 2
     assert main([*bench, "--policy", "best"]) == 2
     assert "policies" in capsys.readouterr().err
+
+
+def test_single_precision_differs_at_near_ties_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = build_loud_target("llava", dtype=torch.float32, seed=4)
+    draft = build_draft(target, ARCH)
+    winner = Arm("winner", draft, TREES["bushy"])
+    calibration = calibrate(target, draft, TREE, build_prompts(target, 6), 20, quiet=True)
+    draft.config = draft.config.replace(calibration=calibration)
+    monkeypatch.setattr(fake_tables, "DIMS", target.spec.dims)
+    table = fake_tables.build_table(space_of(ARCH))
+    arms = [PLAIN, winner, *policy_arms(winner, ["chain", "dynamic", "adaptive"], table, kv=30)]
+    config = MeasureConfig(max_new_tokens=30, num_passes=1, num_warmup=0)
+    report = bench_arms(target, arms, build_prompts(target, 6), config, quiet=True)
+    lossless = report.losslessness
+    assert lossless.num_tokens_checked > 300
+    assert lossless.mismatched_tokens == 0

@@ -180,11 +180,11 @@ def test_bench_ends_with_a_line_and_leaves_a_folder_that_export_reads(
     code, out, _ = call(capsys, "bench", place, *BENCH, *drafts, *SMALL, "--out", out_dir)
     assert code == 0
     line = json.loads(out.splitlines()[-1])
-    assert list(line["arms"]) == ["plain", "winner", "eagle3"]
+    assert list(line["arms"]) == ["plain", "winner", "eagle3", "generate", "prompt_lookup"]
     assert line["mismatched_tokens"] == 0
     assert line["num_rounds_differing"] == 0
     assert line["speedup_predicted"] is None
-    assert "2 prompts x 1 passes x 3 arms" in out
+    assert "2 prompts x 1 passes x 5 arms" in out
     saved = json.loads((tmp_path / "bench" / "bench.json").read_text())
     assert saved["summary"]["arms"].keys() == line["arms"].keys()
     assert set(saved["provenance"]["inputs"]) == {"winner", "eagle3"}

@@ -29,7 +29,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 REFERENCE_NAMES = tuple(_SETTINGS)
 
 
-class _Stamps(StoppingCriteria):
+class _Stamps(StoppingCriteria):  # type: ignore[misc]
     """Notes when each target pass ended and how many tokens there were; never stops."""
 
     def __init__(self, num_prompt_tokens: int, device: torch.device) -> None:
