@@ -21,6 +21,7 @@ VERBS = (
     "finetune",
     "export",
     "bench",
+    "calibrate",
     "generate",
     "report",
     "doctor",

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from dreams_nas.core.config import Config
+from dreams_nas.core.config import Config, with_given
 from dreams_nas.core.console import print_json_line, print_table
 
 from .options import RunFlags, verb
@@ -47,6 +47,22 @@ def register(app: typer.Typer) -> None:
             int | None,
             typer.Option("--chain", metavar="LEVELS", min=1, help="Draft chains, not trees."),
         ] = None,
+        policy: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--policy",
+                metavar="NAME",
+                help="Further policy of the winner: chain, dynamic, adaptive; may be repeated.",
+            ),
+        ] = None,
+        reference: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--reference",
+                metavar="NAME",
+                help="transformers' decoding to time, too: generate, prompt_lookup or none.",
+            ),
+        ] = None,
         allow_mismatch: Annotated[
             bool,
             typer.Option("--allow-mismatch", help="Only warn about a table measured elsewhere."),
@@ -54,7 +70,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Measure drafts against plain decoding, prove them lossless, replay the winner."""
         from dreams_nas.bench.arms import parse_drafts
-        from dreams_nas.bench.config import BenchConfig, with_given
+        from dreams_nas.bench.config import BenchConfig
         from dreams_nas.bench.losslessness import require_lossless
         from dreams_nas.bench.run import bench as run
         from dreams_nas.bench.summary import (
@@ -77,6 +93,8 @@ def register(app: typer.Typer) -> None:
                 num_passes=passes,
                 table=table,
                 chain=chain,
+                policies=policy or None,
+                references=[n for n in reference if n != "none"] if reference else None,
                 allow_mismatch=allow_mismatch or None,
             ),
             flags.quiet,

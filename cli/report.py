@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from dreams_nas.core.config import Config
+from dreams_nas.core.config import Config, with_given
 from dreams_nas.core.console import print_json_line
 
 from .options import RunFlags, verb
@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
         ] = None,
     ) -> None:
         """Write the report of a run: Pareto front, latency, acceptance, speedup, tables."""
-        from dreams_nas.bench.config import ReportConfig, with_given
+        from dreams_nas.bench.config import ReportConfig
         from dreams_nas.bench.report import report as write
 
         assert isinstance(config, ReportConfig)

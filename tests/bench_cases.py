@@ -54,7 +54,9 @@ def programmed(
     tokens: Sequence[int], accepted: Sequence[int], *, prefill_s: float, decode_s: float
 ) -> DecodeResult:
     """A decoding that took exactly this long."""
-    rounds = [Round((), count, decode_s / max(1, len(accepted))) for count in accepted]
+    rounds = [
+        Round((), tuple(range(count)), decode_s / max(1, len(accepted))) for count in accepted
+    ]
     return DecodeResult(list(tokens), rounds, prefill_s, decode_s, stopped=False)
 
 

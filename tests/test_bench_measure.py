@@ -9,9 +9,10 @@ from draft_models import build_loud_target
 
 from dreams_nas.bench.arms import PLAIN, Arm, parse_drafts, require_arms
 from dreams_nas.bench.config import MeasureConfig
-from dreams_nas.bench.measure import BenchResult, arm_order, clip_accepted, run_bench
+from dreams_nas.bench.measure import BenchResult, arm_order, run_bench
 from dreams_nas.bench.statistics import arm_statistics, paired_ratios, quantiles
 from dreams_nas.core.errors import UserError
+from dreams_nas.decode.accept import clip_accepted
 from dreams_nas.decode.engine import DecodeResult
 from dreams_nas.targets.huggingface import HuggingFaceTarget
 

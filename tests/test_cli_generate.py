@@ -68,11 +68,11 @@ def test_a_generation_config_that_is_not_greedy_is_refused_or_said(
     code, _, err = call(capsys, "generate", place, *arguments, "--max-new-tokens", "3")
     assert code == 0
     assert "samples (do_sample True, temperature 0.2)" in err
-    path.write_text(json.dumps({**settings, "repetition_penalty": 1.05}))
+    path.write_text(json.dumps({**settings, "no_repeat_ngram_size": 3}))
     code, out, err = call(capsys, "generate", place, *arguments)
     assert code == 2
     assert out == ""
-    assert "repetition_penalty 1.05" in err
+    assert "no_repeat_ngram_size 3" in err
     assert "generation_config.json" in err
 
 
@@ -180,11 +180,11 @@ def test_bench_ends_with_a_line_and_leaves_a_folder_that_export_reads(
     code, out, _ = call(capsys, "bench", place, *BENCH, *drafts, *SMALL, "--out", out_dir)
     assert code == 0
     line = json.loads(out.splitlines()[-1])
-    assert list(line["arms"]) == ["plain", "winner", "eagle3"]
+    assert list(line["arms"]) == ["plain", "winner", "eagle3", "generate", "prompt_lookup"]
     assert line["mismatched_tokens"] == 0
     assert line["num_rounds_differing"] == 0
     assert line["speedup_predicted"] is None
-    assert "2 prompts x 1 passes x 3 arms" in out
+    assert "2 prompts x 1 passes x 5 arms" in out
     saved = json.loads((tmp_path / "bench" / "bench.json").read_text())
     assert saved["summary"]["arms"].keys() == line["arms"].keys()
     assert set(saved["provenance"]["inputs"]) == {"winner", "eagle3"}
@@ -222,12 +222,12 @@ def test_report_of_a_run_folder_names_page_and_plots(
 def test_a_decoding_that_is_not_lossless_fails_after_its_line(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dreams_nas.decode import engine
+    from dreams_nas.decode import rounds
 
     def accept_anything(plan: Any, drafted: Any, chosen: Any) -> tuple[list[int], list[int]]:
         return [0], [(chosen[0] + 1) % 90]
 
-    monkeypatch.setattr(engine, "accept_greedy", accept_anything)
+    monkeypatch.setattr(rounds, "accept_greedy", accept_anything)
     monkeypatch.setattr("dreams_nas.bench.stage.check_lockstep", lambda *_: _no_lockstep())
     code, out, err = call(capsys, "bench", place, *BENCH, "--draft", "PLACE/draft", *SMALL)
     assert code == 1

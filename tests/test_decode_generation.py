@@ -7,6 +7,7 @@ from target_models import build_prompt, build_target
 
 from dreams_nas.core.errors import UserError
 from dreams_nas.decode.engine import decode
+from dreams_nas.decode.generation import require_greedy
 from dreams_nas.targets.huggingface import HuggingFaceTarget
 
 
@@ -22,7 +23,6 @@ def answer(target: HuggingFaceTarget) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("repetition_penalty", 1.05),
         ("no_repeat_ngram_size", 3),
         ("suppress_tokens", [5]),
         ("begin_suppress_tokens", [5]),
@@ -34,7 +34,6 @@ def answer(target: HuggingFaceTarget) -> list[int]:
         ("sequence_bias", [[[5], -1.0]]),
         ("guidance_scale", 1.5),
         ("num_beams", 4),
-        ("stop_strings", ["end"]),
     ],
 )
 def test_what_greedy_decoding_cannot_honour_is_refused_by_name(
@@ -47,6 +46,18 @@ def test_what_greedy_decoding_cannot_honour_is_refused_by_name(
     assert f"asks for {name} {value!r};" in message
     assert target.spec.name in message
     assert "take the setting out of generation_config.json" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("repetition_penalty", 1.05), ("stop_strings", ["end"])]
+)
+def test_what_recorded_answers_cannot_honour_is_refused_for_runs(
+    target: HuggingFaceTarget, name: str, value: Any
+) -> None:
+    require_greedy(target)
+    setattr(target.model.generation_config, name, value)
+    with pytest.raises(UserError, match=name):
+        require_greedy(target)
 
 
 def test_values_that_change_nothing_pass(

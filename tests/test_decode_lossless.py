@@ -11,7 +11,7 @@ from target_models import FAMILIES, IMAGE_FAMILIES, build_prompt, build_target
 from torch import Tensor
 
 from dreams_nas.core.errors import UserError
-from dreams_nas.decode import engine
+from dreams_nas.decode import rounds
 from dreams_nas.decode.accept import accept_greedy
 from dreams_nas.decode.drafting import DraftSession
 from dreams_nas.decode.engine import build_plan, decode
@@ -116,7 +116,7 @@ def test_planted_faults_are_noticed(fault: str, monkeypatch: pytest.MonkeyPatch)
             rows, tokens = accept_greedy(*arguments)
             return [r if r <= i else r - 1 for i, r in enumerate(rows)], tokens
 
-        monkeypatch.setattr(engine, "accept_greedy", accept_neighbour)
+        monkeypatch.setattr(rounds, "accept_greedy", accept_neighbour)
     else:
         monkeypatch.setattr(DraftSession, "sync", _sync_one_late)
     faulty = decode(target, inputs, max_new_tokens=60, draft=draft, plan=plan)

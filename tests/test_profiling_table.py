@@ -10,7 +10,7 @@ from target_models import build_target
 
 from dreams_nas.core.config import load_config
 from dreams_nas.core.errors import UserError
-from dreams_nas.decode import drafting, engine
+from dreams_nas.decode import drafting, engine, rounds
 from dreams_nas.latency.cost import CostModel
 from dreams_nas.latency.predict import predict_round_ms
 from dreams_nas.latency.table import load_table, save_table
@@ -126,13 +126,13 @@ def test_a_round_costs_the_sum_of_its_terms(counted, monkeypatch):
 
 def _check_that_an_unknown_cost_shows(target, clock, table, monkeypatch):
     """A cost that no block knows is a bias of rounds, and none of drafts."""
-    real = engine.accept_greedy
+    real = rounds.accept_greedy
 
     def slow_accept(*args):
         clock.ms += 3.0
         return real(*args)
 
-    monkeypatch.setattr(engine, "accept_greedy", slow_accept)
+    monkeypatch.setattr(rounds, "accept_greedy", slow_accept)
     cases = [Case("finalist", SPACE.largest(), likely_tree(4, 8), 20)]
     rng = np.random.default_rng(0)
     report = validate_table(table, target, cases, clock, rng, budget_s=0.1, min_visits=1)

@@ -3,12 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from dreams_nas.bench.references import decode_reference
 from dreams_nas.core.errors import UserError
+from dreams_nas.decode.decoder import load_draft_and_tree, require_draft_folder
 from dreams_nas.decode.drafting import ReadyDraft, ready_draft
-from dreams_nas.decode.engine import DecodeResult, build_plan, decode
-from dreams_nas.decode.plan import TreePlan
-from dreams_nas.draft.model import DraftModel, load_draft
+from dreams_nas.decode.dynamic import DynamicPlan
+from dreams_nas.decode.engine import DecodeResult, Plan, build_plan, decode
+from dreams_nas.decode.parts import Parts
+from dreams_nas.draft.model import DraftModel
 from dreams_nas.space.tree import StaticTree
 from dreams_nas.targets.protocol import Target, TargetInputs
 
@@ -30,11 +34,29 @@ class Arm:
     """Who proposes; None is plain decoding. On the target's device, in its dtype."""
     tree: StaticTree = NO_TREE
     """What is proposed; the empty tree decodes plainly."""
+    grown: DynamicPlan | None = None
+    """How trees are grown anew in every round, instead of `tree`."""
+    reference: str | None = None
+    """Which way of transformers decodes instead of this package, one of `REFERENCE_NAMES`."""
 
     @property
     def is_speculative(self) -> bool:
         """Whether anything is drafted."""
-        return self.draft is not None and self.tree.num_nodes > 0
+        return self.draft is not None and (self.grown is not None or self.tree.num_nodes > 0)
+
+    @property
+    def num_levels(self) -> int:
+        """Longest path that is drafted."""
+        return self.tree.num_levels if self.grown is None else self.grown.num_levels
+
+    @property
+    def num_nodes(self) -> int:
+        """Most nodes that are verified in a round."""
+        return self.tree.num_nodes if self.grown is None else self.grown.num_nodes
+
+    def describe_policy(self) -> dict[str, Any]:
+        """What reports print of what is drafted."""
+        return self.tree.describe() if self.grown is None else self.grown.describe()
 
 
 PLAIN = Arm(PLAIN_NAME)
@@ -47,7 +69,7 @@ class ReadyArm:
 
     arm: Arm
     draft: ReadyDraft | None
-    plan: TreePlan | None
+    plan: Plan | None
 
 
 def ready_arm(arm: Arm, target: Target) -> ReadyArm:
@@ -58,7 +80,8 @@ def ready_arm(arm: Arm, target: Target) -> ReadyArm:
     """
     if not arm.is_speculative or arm.draft is None:
         return ReadyArm(arm, None, None)
-    return ReadyArm(arm, ready_draft(arm.draft, target), build_plan(arm.tree, target))
+    plan = build_plan(arm.tree, target) if arm.grown is None else arm.grown
+    return ReadyArm(arm, ready_draft(arm.draft, target), plan)
 
 
 def decode_arm(
@@ -68,8 +91,11 @@ def decode_arm(
     max_new_tokens: int,
     *,
     want_record: bool = False,
+    parts: Parts | None = None,
 ) -> DecodeResult:
     """Decode one prompt as this arm does."""
+    if ready.arm.reference is not None:
+        return decode_reference(target, ready.arm.reference, inputs, max_new_tokens)
     return decode(
         target,
         inputs,
@@ -77,7 +103,13 @@ def decode_arm(
         draft=ready.draft,
         plan=ready.plan,
         want_record=want_record,
+        parts=parts,
     )
+
+
+def policy_arm_name(policy: str) -> str:
+    """Name of the winner's arm with another policy."""
+    return f"{WINNER_NAME}_{policy}"
 
 
 def require_arms(arms: Sequence[Arm]) -> None:
@@ -89,7 +121,7 @@ def require_arms(arms: Sequence[Arm]) -> None:
     names = [arm.name for arm in arms]
     if doubles := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"the arms {', '.join(doubles)} occur twice; names must be unique")
-    if not any(arm.name == PLAIN_NAME and not arm.is_speculative for arm in arms):
+    if not any(arm == PLAIN for arm in arms):
         raise UserError(
             f"the arms are {', '.join(names) or 'none'}; one must be '{PLAIN_NAME}' and decode "
             "plainly, or there is nothing to be faster than"
@@ -108,17 +140,7 @@ def load_arm(name: str, folder: Path, target: Target, chain: int | None = None) 
     Raises:
         UserError: No such draft, another target's, or no tree stored and no chain given.
     """
-    draft = load_draft(folder, target.device, target.dtype)
-    spec = target.spec
-    draft.config.require_target(spec.tokenizer_hash, spec.embedding_hash, spec.name)
-    if chain is not None:
-        return Arm(name, draft, StaticTree.chain(chain))
-    if draft.config.policy is None:
-        raise UserError(
-            f"{folder}: no draft tree was chosen for this draft yet (policy is null in its "
-            "config.json); run `dreams-nas finetune`, or give --chain LEVELS"
-        )
-    return Arm(name, draft, draft.config.policy)
+    return Arm(name, *load_draft_and_tree(folder, target, chain))
 
 
 def parse_drafts(texts: Sequence[str]) -> dict[str, str]:
@@ -151,9 +173,4 @@ def require_draft_folders(drafts: Mapping[str, str]) -> None:
         UserError: A folder without a draft.
     """
     for name, folder in drafts.items():
-        for file in ("config.json", "model.safetensors"):
-            if not (Path(folder) / file).is_file():
-                raise UserError(
-                    f"draft '{name}': {folder} holds no {file}; a draft folder is what "
-                    "`dreams-nas finetune` or `dreams-nas export` wrote"
-                )
+        require_draft_folder(name, folder)

@@ -1,13 +1,14 @@
 """Settings of `bench`, `generate` and `report`."""
 
-from typing import Any, TypeVar
+from typing import Literal
 
 from pydantic import Field
 
-from dreams_nas.core.config import Config, build_config
+from dreams_nas.core.config import Config
 from dreams_nas.core.place import PlaceConfig
 
-C = TypeVar("C", bound=Config)
+Reference = Literal["generate", "prompt_lookup"]
+PolicyName = Literal["chain", "dynamic", "adaptive"]
 
 
 class MeasureConfig(Config):
@@ -28,6 +29,10 @@ class BenchConfig(MeasureConfig, PlaceConfig):
     """Folder of each draft by the name of its arm; `winner` and `eagle3` are compared."""
     chain: int | None = Field(default=None, ge=1)
     """Levels of a chain that every draft drafts instead of its own tree."""
+    policies: tuple[PolicyName, ...] = ()
+    """Further policies of the winner that are timed beside its own tree."""
+    references: tuple[Reference, ...] = ("generate", "prompt_lookup")
+    """transformers' own ways to decode that are timed beside ours."""
     data: str = "embedded:test"
     """Prompts: `embedded:test` or a file of conversations."""
     num_prompts: int = Field(default=50, ge=1)
@@ -42,19 +47,25 @@ class BenchConfig(MeasureConfig, PlaceConfig):
     """Folder for bench.json, prompts.csv and summary.md; null writes none."""
 
 
-class GenerateConfig(PlaceConfig):
-    """Everything that `generate` needs."""
+class CalibrateConfig(PlaceConfig):
+    """Everything that `calibrate` needs."""
 
-    draft: str | None = None
-    """Folder of a draft; null decodes plainly."""
-    chain: int | None = Field(default=None, ge=1)
-    """Levels of a chain to draft instead of the draft's own tree."""
-    images: tuple[str, ...] = ()
-    """Image files, shown before the prompt in this order."""
-    prompt: str = ""
-    """What to ask."""
-    max_new_tokens: int = Field(default=128, ge=0)
-    """Most tokens of the answer."""
+    draft: str = ""
+    """Folder of the draft; its config.json gets the calibration."""
+    data: str = "embedded:choose"
+    """Validation prompts: `embedded:choose` or a file of conversations."""
+    num_prompts: int = Field(default=60, ge=3)
+    """Prompts that are decoded; every third measures the error."""
+    max_new_tokens: int = Field(default=128, ge=2)
+    """Most tokens of an answer."""
+    num_levels: int = Field(default=6, ge=1)
+    """Levels of the tree that gathers the paths; an adaptive policy drafts at most this."""
+    width: int = Field(default=4, ge=1)
+    """Nodes expanded on a level, and guesses of each."""
+    num_nodes: int = Field(default=24, ge=1)
+    """Nodes verified at most."""
+    seed: int = Field(default=0, ge=0)
+    """Root seed; generated prompts are those of a run with this seed."""
 
 
 class ReportConfig(Config):
@@ -64,14 +75,3 @@ class ReportConfig(Config):
     """Folder of a run."""
     out: str | None = None
     """Folder for the page and its plots; null is `report` inside the run folder."""
-
-
-def with_given(config: C, **values: Any) -> C:
-    """A copy with the values that were given (not None), checked like a config file's.
-
-    Raises:
-        UserError: A value breaks a rule of its field.
-    """
-    given = {key: value for key, value in values.items() if value is not None}
-    data = {**config.model_dump(mode="json"), **given}
-    return build_config(type(config), data, "the command line", {k: f"--{k}" for k in given})

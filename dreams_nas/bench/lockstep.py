@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from dreams_nas.bench.arms import Arm, decode_arm, ready_arm
-from dreams_nas.bench.measure import Prompt, clip_accepted
+from dreams_nas.bench.measure import Prompt
 from dreams_nas.core.config import Config
 from dreams_nas.core.console import progress
+from dreams_nas.decode.accept import clip_accepted
 from dreams_nas.decode.engine import DecodeResult
 from dreams_nas.features.recording import Recording
 from dreams_nas.replay.lockstep import replay_lockstep

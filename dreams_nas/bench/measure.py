@@ -10,6 +10,7 @@ from dreams_nas.bench.config import MeasureConfig
 from dreams_nas.core.console import progress
 from dreams_nas.core.errors import UserError
 from dreams_nas.core.lock import machine_lock, warn_if_loaded
+from dreams_nas.decode.accept import clip_accepted
 from dreams_nas.decode.engine import DecodeResult
 from dreams_nas.targets.protocol import Target, TargetInputs
 
@@ -96,20 +97,6 @@ def arm_order(num_arms: int, pass_index: int, prompt: int) -> list[int]:
     """Arms in the order of their turns: rotated, so that each comes first equally often."""
     start = (pass_index + prompt) % num_arms
     return [(start + turn) % num_arms for turn in range(num_arms)]
-
-
-def clip_accepted(num_accepted: Sequence[int], num_tokens: int) -> tuple[int, ...]:
-    """Accepted tokens of each round without those beyond the end of the answer.
-
-    Args:
-        num_accepted: As the engine counted them; the last round may run over the end.
-        num_tokens: Tokens of the answer, the one from prefill included.
-    """
-    left, clipped = num_tokens - 1, []
-    for accepted in num_accepted:
-        clipped.append(min(accepted, left))
-        left -= min(accepted + 1, left)
-    return tuple(clipped)
 
 
 def _sample(result: DecodeResult, prompt: int, arm: str, pass_index: int, position: int) -> Sample:

@@ -2,10 +2,12 @@
 
 import time
 from pathlib import Path
+from statistics import median
 
-from dreams_nas.bench.arms import PLAIN, load_arm, require_draft_folders
+from dreams_nas.bench.arms import PLAIN, WINNER_NAME, Arm, load_arm, require_draft_folders
 from dreams_nas.bench.artefacts import BENCH_FILES
 from dreams_nas.bench.config import BenchConfig
+from dreams_nas.bench.policies import policy_arms
 from dreams_nas.bench.stage import BenchReport, bench_arms, build_prompts, target_deployment
 from dreams_nas.bench.summary import save_bench
 from dreams_nas.core.console import warn
@@ -14,6 +16,7 @@ from dreams_nas.core.errors import UserError
 from dreams_nas.core.files import require_own_folder
 from dreams_nas.core.provenance import provenance
 from dreams_nas.core.seeds import derive_seed
+from dreams_nas.decode.generation import require_greedy
 from dreams_nas.features.conversations import load_conversations
 from dreams_nas.latency.table import load_table
 from dreams_nas.targets.loading import load_placed
@@ -47,6 +50,7 @@ def bench(config: BenchConfig, quiet: bool = False) -> BenchReport:
         warn(f"{config.data} has {len(conversations)} prompts; {config.num_prompts} were asked for")
     start = time.perf_counter()
     target = load_placed(config)
+    require_greedy(target)
     deployment = target_deployment(target)
     if table is not None:
         table.require_match(
@@ -55,10 +59,21 @@ def bench(config: BenchConfig, quiet: bool = False) -> BenchReport:
             identify_device(str(target.device)),
             allow_mismatch=config.allow_mismatch,
         )
+    prompts = build_prompts(target, conversations)
     arms = [PLAIN]
     for name, folder in config.drafts.items():
         arms.append(load_arm(name, Path(folder), target, config.chain))
-    prompts = build_prompts(target, conversations)
+    if config.policies:
+        winner = next((arm for arm in arms if arm.name == WINNER_NAME), None)
+        if winner is None:
+            raise UserError(
+                f"policies {', '.join(config.policies)} are the winner's, and no draft is called "
+                f"'{WINNER_NAME}': give --draft {WINNER_NAME}=DIR"
+            )
+        lengths = [len(prompt.inputs.input_ids_T) for prompt in prompts]
+        kv = int(median(lengths)) + config.max_new_tokens // 4
+        arms += policy_arms(winner, config.policies, table, kv)
+    arms += [Arm(name, reference=name) for name in config.references]
     load_s = time.perf_counter() - start
     report = bench_arms(
         target, arms, prompts, config, table=table, deployment=deployment, quiet=quiet

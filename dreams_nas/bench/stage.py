@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
-from dreams_nas.bench.arms import BASELINE_NAME, WINNER_NAME, Arm, decode_arm
+from dreams_nas.bench.arms import (
+    BASELINE_NAME,
+    PLAIN_NAME,
+    WINNER_NAME,
+    Arm,
+    decode_arm,
+    policy_arm_name,
+    ready_arm,
+)
 from dreams_nas.bench.config import MeasureConfig
 from dreams_nas.bench.lockstep import LockstepReport, check_lockstep
 from dreams_nas.bench.losslessness import (
@@ -17,6 +25,7 @@ from dreams_nas.bench.losslessness import (
 )
 from dreams_nas.bench.measure import BenchResult, DecodeOne, Prompt, run_bench
 from dreams_nas.bench.predicted import predict_arms
+from dreams_nas.bench.references import GENERATE_NAME
 from dreams_nas.bench.statistics import (
     ArmStatistics,
     Quantiles,
@@ -27,6 +36,7 @@ from dreams_nas.bench.statistics import (
 from dreams_nas.core.console import warn
 from dreams_nas.core.device import Deployment, build_deployment
 from dreams_nas.core.errors import UserError
+from dreams_nas.decode.parts import Parts, shares
 from dreams_nas.features.conversations import Conversation
 from dreams_nas.latency.table import LatencyTable
 from dreams_nas.targets.protocol import Target, TargetSpec
@@ -55,12 +65,29 @@ class BenchReport:
     winner_over_eagle3: Quantiles | None
     """Paired time ratios eagle3 / winner over prompts: above 1 the winner is faster. None unless
     both are arms and draft."""
+    plain_over_generate: Quantiles | None
+    """Paired time ratios of transformers' `generate` / plain decoding here: above 1 ours is faster.
+    None unless it is an arm."""
+    adaptive_over_best_fixed: Quantiles | None
+    """Paired time ratios of the winner's fastest other policy / adaptive: above 1 adaptive is
+    faster. None without that arm."""
+    shares: dict[str, dict[str, float]]
+    """Of each arm that drafts: what its rounds spend their time on, see `decode.parts`."""
     target: TargetSpec
     """Whose answers these are."""
     deployment: Deployment
     """Where it ran."""
     seconds_by_stage: dict[str, float]
     """Seconds of warm-up, measuring, the losslessness check and the replay."""
+
+    @property
+    def calibration_error(self) -> float | None:
+        """Of the winner's path probabilities; None where it was not calibrated."""
+        winner = self.winner
+        calibration = (
+            None if winner is None or winner.draft is None else winner.draft.config.calibration
+        )
+        return None if calibration is None else calibration.error
 
     @property
     def winner(self) -> Arm | None:
@@ -169,9 +196,16 @@ def bench_arms(
                 "decoding and its lockstep replay; on one device they should be equal"
             )
     seconds["replay"] = time.perf_counter() - start
+    start = time.perf_counter()
+    shares_by_arm = {
+        a.name: measure_shares(target, a, prompts, config) for a in arms if a.is_speculative
+    }
+    seconds["shares"] = time.perf_counter() - start
     known: dict[str, Quantiles | None] = dict(predicted or {})
     if table is not None:
-        open_names = [a.name for a in arms if a.is_speculative and a.name not in known]
+        open_names = [
+            a.name for a in arms if a.is_speculative and a.grown is None and a.name not in known
+        ]
         known |= predict_arms(result, table, open_names)
     return BenchReport(
         result=result,
@@ -180,6 +214,9 @@ def bench_arms(
         losslessness=losslessness,
         lockstep=lockstep,
         winner_over_eagle3=_winner_over_baseline(result),
+        plain_over_generate=_plain_over_generate(result),
+        adaptive_over_best_fixed=_adaptive_over_best_fixed(result),
+        shares=shares_by_arm,
         target=target.spec,
         deployment=deployment,
         seconds_by_stage=seconds,
@@ -191,3 +228,31 @@ def _winner_over_baseline(result: BenchResult) -> Quantiles | None:
     if any(arm is None or not arm.is_speculative for arm in both):
         return None
     return quantiles(paired_ratios(result, BASELINE_NAME, WINNER_NAME))
+
+
+def _plain_over_generate(result: BenchResult) -> Quantiles | None:
+    if result.arm(GENERATE_NAME) is None:
+        return None
+    return quantiles(paired_ratios(result, GENERATE_NAME, PLAIN_NAME))
+
+
+def _adaptive_over_best_fixed(result: BenchResult) -> Quantiles | None:
+    adaptive = result.arm(policy_arm_name("adaptive"))
+    winner = result.arm(WINNER_NAME)
+    if adaptive is None or winner is None:
+        return None
+    fixed = [a.name for a in result.arms if a.draft is winner.draft and a is not adaptive]
+    total_s = {name: sum(s.decode_s for s in result.samples if s.arm == name) for name in fixed}
+    return quantiles(paired_ratios(result, min(fixed, key=total_s.__getitem__), adaptive.name))
+
+
+def measure_shares(
+    target: Target, arm: Arm, prompts: Sequence[Prompt], config: MeasureConfig
+) -> dict[str, float]:
+    """Decode every prompt once more, watched, and say what the rounds spend their time on."""
+    ready, parts = ready_arm(arm, target), Parts(target.device)
+    total_s = 0.0
+    for prompt in prompts:
+        done = decode_arm(target, ready, prompt.inputs, config.max_new_tokens, parts=parts)
+        total_s += done.decode_s
+    return shares(parts.seconds, total_s) if total_s else {}

@@ -152,5 +152,5 @@ def arm_statistics(result: BenchResult, name: str) -> ArmStatistics:
         tokens_per_s=float(decoded_P[known].sum()) / own_s if own_s else None,
         prefill_ms=float(1e3 * np.median(_median_P(result, name, lambda s: s.prefill_s))),
         end_to_end=_end_to_end(result, name),
-        **_acceptance(result, name, arm.tree.num_levels if arm.is_speculative else 0),
+        **_acceptance(result, name, arm.num_levels if arm.is_speculative else 0),
     )

@@ -36,6 +36,7 @@ DEFINITIONS = (
     "tau (acceptance length): generated tokens / verify rounds, sum over sum, bonus tokens in, the "
     "prefill's token out.",
     "rate (acceptance rate): accepted tokens / levels of the tree, over all rounds.",
+    "generate, prompt_lookup: transformers' own greedy decoding of the same model object.",
     "'-': not measured, or nothing is drafted.",
 )
 
@@ -47,8 +48,9 @@ def arm_line(report: BenchReport, arm: Arm) -> dict[str, Any]:
     return {
         **statistics.model_dump(mode="json"),
         "speedup_predicted": predicted.model_dump() if predicted is not None else None,
-        "policy": arm.tree.describe(),
+        "policy": arm.describe_policy(),
         "arch": arm.draft.config.arch.model_dump(mode="json") if arm.draft is not None else None,
+        "shares": report.shares.get(arm.name),
     }
 
 
@@ -76,6 +78,10 @@ def summary_line(
         "speedup_measured": _dump(statistics.speedup if statistics is not None else None),
         "speedup_predicted": _dump(predicted),
         "winner_over_eagle3": _dump(report.winner_over_eagle3),
+        "plain_over_generate": _dump(report.plain_over_generate),
+        "adaptive_over_best_fixed": _dump(report.adaptive_over_best_fixed),
+        "calibration_error": report.calibration_error,
+        "shares": report.shares.get(winner.name) if winner is not None else None,
         "winner": winner_line(winner),
         "arms": {arm.name: arm_line(report, arm) for arm in report.result.arms},
         "num_prompts": len(report.result.prompts),
@@ -93,7 +99,7 @@ def winner_line(winner: Arm | None) -> dict[str, Any] | None:
         return None
     return {
         "arch": winner.draft.config.arch.model_dump(mode="json"),
-        "policy": winner.tree.describe(),
+        "policy": winner.describe_policy(),
     }
 
 
@@ -115,8 +121,8 @@ def table_rows(report: BenchReport) -> list[list[Any]]:
                 s.tokens_per_s,
                 s.acceptance_length,
                 s.acceptance_rate,
-                arm.tree.num_levels,
-                arm.tree.num_nodes,
+                arm.num_levels,
+                arm.num_nodes,
                 s.prefill_ms,
             ]
         )
@@ -159,6 +165,20 @@ def findings(report: BenchReport) -> list[str]:
             f"Winner over eagle3 (paired time ratios, above 1 the winner is faster): median "
             f"{ratio.median:.3f}, p10 {ratio.p10:.3f}, p90 {ratio.p90:.3f}."
         )
+    if ratio := report.plain_over_generate:
+        lines.append(
+            f"Plain decoding here over transformers' generate (paired time ratios, above 1 ours is "
+            f"faster): median {ratio.median:.3f}, p10 {ratio.p10:.3f}, p90 {ratio.p90:.3f}."
+        )
+    if ratio := report.adaptive_over_best_fixed:
+        lines.append(
+            f"Adaptive over the best fixed policy of the winner (paired time ratios, above 1 "
+            f"adaptive is faster): median {ratio.median:.3f}, p10 {ratio.p10:.3f}, p90 "
+            f"{ratio.p90:.3f}; calibration error {format_cell(report.calibration_error)}."
+        )
+    for name, parts in report.shares.items():
+        told = ", ".join(f"{part} {100 * share:.1f} %" for part, share in parts.items())
+        lines.append(f"Time of {name}'s rounds: {told}.")
     if report.winner is None:
         lines.append("No winner: plain decoding is the answer here.")
     return lines

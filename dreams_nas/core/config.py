@@ -139,6 +139,19 @@ def build_config(
         raise validation_error(error, cls, data, where, origins) from error
 
 
+def with_given(config: C, **values: Any) -> C:
+    """A copy with the values that were given (not None), checked like a config file's.
+
+    Raises:
+        UserError: A value breaks a rule of its field.
+    """
+    given = {key: value for key, value in values.items() if value is not None}
+    data = {**config.model_dump(mode="json"), **given}
+    return build_config(
+        type(config), data, "the command line", {k: f"--{k.replace('_', '-')}" for k in given}
+    )
+
+
 def save_config(config: Config, path: Path | str) -> None:
     """Write a config as YAML, atomically; loading it gives an equal config."""
     write_yaml(path, config.model_dump(mode="json"))

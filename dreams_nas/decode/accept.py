@@ -2,18 +2,16 @@
 
 from collections.abc import Sequence
 
-from dreams_nas.decode.plan import TreePlan
-
 
 def accept_greedy(
-    plan: TreePlan, drafted: Sequence[int], chosen: Sequence[int]
+    children: Sequence[Sequence[int]], drafted: Sequence[int], chosen: Sequence[int]
 ) -> tuple[list[int], list[int]]:
     """Follow the target's greedy choices through the tree.
 
     A host walk over at most L short lists, after the round's one transfer: it costs microseconds.
 
     Args:
-        plan: The tree.
+        children: Verified rows below each verified row.
         drafted: Token of every node.
         chosen: The target's greedy token after every verified row (the root first).
 
@@ -24,7 +22,7 @@ def accept_greedy(
     rows, tokens = [0], [chosen[0]]
     while True:
         wanted = tokens[-1]
-        for row in plan.children[rows[-1]]:
+        for row in children[rows[-1]]:
             if drafted[row - 1] == wanted:
                 break
         else:
@@ -33,22 +31,15 @@ def accept_greedy(
         tokens.append(chosen[row])
 
 
-def cut_at_stop(
-    tokens: Sequence[int], num_before: int, limit: int, stop_ids: frozenset[int]
-) -> tuple[list[int], bool]:
-    """End a block of new tokens exactly at the first end token or at the limit.
+def clip_accepted(num_accepted: Sequence[int], num_tokens: int) -> tuple[int, ...]:
+    """Accepted tokens of each round without those beyond the end of the answer.
 
     Args:
-        tokens: New tokens.
-        num_before: Tokens generated before them.
-        limit: Tokens allowed in all.
-        stop_ids: End tokens; the one that ends the answer belongs to it.
-
-    Returns:
-        The tokens that count, and whether the answer ends with them.
+        num_accepted: As the engine counted them; the last round may run over the end.
+        num_tokens: Tokens of the answer, the one from prefill included.
     """
-    kept = list(tokens[: limit - num_before])
-    for index, token in enumerate(kept):
-        if token in stop_ids:
-            return kept[: index + 1], True
-    return kept, num_before + len(kept) >= limit
+    left, clipped = num_tokens - 1, []
+    for accepted in num_accepted:
+        clipped.append(min(accepted, left))
+        left -= min(accepted + 1, left)
+    return tuple(clipped)

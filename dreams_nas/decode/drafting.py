@@ -4,12 +4,15 @@ Shapes: P prompt tokens, A rows to commit, W rows of a step, N nodes, D hidden, 
 K best guesses per row.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dreams_nas.decode.plan import TreePlan, extend_mask
+from dreams_nas.decode.choose import Chooser
+from dreams_nas.decode.dynamic import Candidates, Director, DynamicPlan, GrownTree
+from dreams_nas.decode.plan import LevelPlan, TreePlan, extend_mask
 from dreams_nas.draft.cache import DraftCache
 from dreams_nas.draft.layers import Rotary, build_rotary, forward_rows, fuse, head
 from dreams_nas.draft.model import DraftModel
@@ -77,13 +80,15 @@ def _reach(draft: ReadyDraft, num_positions: int) -> Rotary:
 class DraftSession:
     """Drafts for one sequence. Its methods never look at a value on the host."""
 
-    def __init__(self, draft: ReadyDraft, target: Target, plan: TreePlan, capacity: int) -> None:
+    def __init__(
+        self, draft: ReadyDraft, target: Target, plan: TreePlan | DynamicPlan, capacity: int
+    ) -> None:
         """Allocate the cache for `capacity` committed rows besides a round's self-fed ones."""
         self._draft = draft
         self._target = target
         self._plan = plan
         self._cache = DraftCache(draft.weights, capacity + plan.num_self_fed)
-        self._table = _reach(draft, capacity + plan.tree.num_levels)
+        self._table = _reach(draft, capacity + plan.num_levels)
         self._position = 0
         self._state_1D: Tensor | None = None
 
@@ -123,11 +128,74 @@ class DraftSession:
 
     def propose(self) -> Tensor:
         """Draft the tree below the last committed token, [N] target ids in node order."""
+        return self._grow(self._guess)
+
+    def propose_drawn(self, chooser: Chooser) -> tuple[Tensor, Tensor]:
+        """Draw a chain from the draft's own warped distributions.
+
+        Returns:
+            Target ids [L], and the distribution that each was drawn from over the target's whole
+            vocabulary [L, V].
+        """
+        drawn_from: list[Tensor] = []
+
+        def draw(states_1D: Tensor, level: LevelPlan) -> Tensor:
+            probabilities_1W = chooser.warp(head(self._draft.weights, states_1D))
+            drawn_from.append(probabilities_1W)
+            return self._target_ids(chooser.draw(probabilities_1W))
+
+        tokens_L = self._grow(draw)
+        drawn_LW, ids_W = torch.cat(drawn_from), self._draft.vocab_ids_W
+        if ids_W is None:
+            return tokens_L, drawn_LW
+        drawn_LV = drawn_LW.new_zeros(len(drawn_LW), self._target.spec.dims.vocab)
+        return tokens_L, drawn_LV.index_copy_(1, ids_W, drawn_LW)
+
+    def grow(self, director: Director) -> GrownTree:
+        """Grow a tree below the last committed token, as a director decides."""
         assert self._state_1D is not None, "nothing is committed yet"
+        assert isinstance(self._plan, DynamicPlan)
+        width, cache, states_WD = self._plan.policy.width, self._cache, self._state_1D
+        scores_W = torch.zeros(1, dtype=torch.float64, device=states_WD.device)
+        seen_WR = torch.zeros(1, 0, dtype=torch.bool, device=states_WD.device)
+        candidates = Candidates(states_WD.device)
+        for level in range(self._plan.num_levels):
+            logits_WV = head(self._draft.weights, states_WD)
+            num_guesses = min(width, logits_WV.shape[-1])
+            best_WK = best_rows(logits_WV, num_guesses).view(-1, num_guesses)
+            likely_WK = logits_WV.float().log_softmax(dim=-1).gather(1, best_WK).double()
+            tokens_C = self._target_ids(best_WK.flatten())
+            scores_C = (scores_W[:, None] + likely_WK).flatten()
+            candidates.add(tokens_C, scores_C, num_guesses)
+            index_W = director.expand(candidates)
+            if index_W is None:
+                break
+            candidates.expand(index_W)
+            row_W = index_W // num_guesses
+            scores_W, states_WD = scores_C[index_W], states_WD[row_W]
+            own_WW = torch.eye(len(index_W), dtype=torch.bool, device=row_W.device)
+            seen_WR = torch.cat([seen_WR[row_W], own_WW], dim=1)
+            cache.open(len(index_W))
+            position = self._position + level
+            states_WD = forward_rows(
+                self._draft.weights,
+                self._target.embed(tokens_C[index_W])[None],
+                states_WD[None],
+                self._rotary(position, position + 1),
+                cache,
+                torch.nn.functional.pad(seen_WR, (cache.length, 0), value=True),
+            )[0]
+        cache.rewind()
+        return candidates.take(director.keep(candidates))
+
+    def _grow(self, guess: Callable[[Tensor, LevelPlan], Tensor]) -> Tensor:
+        """Run the draft level by level; `guess` gives the tokens of a level's nodes."""
+        assert self._state_1D is not None, "nothing is committed yet"
+        assert isinstance(self._plan, TreePlan)
         cache, states_WD = self._cache, self._state_1D
         tokens: list[Tensor] = []
         for depth, level in enumerate(self._plan.levels):
-            tokens.append(self._guess(states_WD, level.num_ranks, level.picks))
+            tokens.append(guess(states_WD, level))
             if not level.num_expanded:
                 break
             fed_W = tokens[-1] if level.expanded is None else tokens[-1][level.expanded]
@@ -170,9 +238,11 @@ class DraftSession:
         )[0]
         self._cache.commit()
 
-    def _guess(self, states_WD: Tensor, num_ranks: int, picks: Tensor | None) -> Tensor:
+    def _guess(self, states_WD: Tensor, level: LevelPlan) -> Tensor:
         """Best guesses of some rows, flattened row by row, then the nodes' own picked out."""
-        ids = best_rows(head(self._draft.weights, states_WD), num_ranks)
-        if picks is not None:
-            ids = ids[picks]
+        ids = best_rows(head(self._draft.weights, states_WD), level.num_ranks)
+        return self._target_ids(ids if level.picks is None else ids[level.picks])
+
+    def _target_ids(self, ids: Tensor) -> Tensor:
+        """Head rows to target ids."""
         return ids if self._draft.vocab_ids_W is None else self._draft.vocab_ids_W[ids]

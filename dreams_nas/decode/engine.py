@@ -1,26 +1,34 @@
-"""Greedy decoding, plain and speculative, in one runtime.
+"""Decoding, plain and speculative, in one runtime.
 
 Both arms share prefill, verification, stopping and their one host synchronisation per target pass;
 the speculative one adds what the draft costs and skips the passes it saves. Ties of the target's
 logits go to the lowest id in both.
 
-Shapes: P prompt tokens, Q verified rows, A rows kept of them, F tapped features.
+Shapes: A rows kept of a round, F tapped features.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from dreams_nas.core.errors import UserError
-from dreams_nas.decode.accept import accept_greedy, cut_at_stop
+from dreams_nas.decode.choose import Chooser
 from dreams_nas.decode.drafting import DraftSession, ReadyDraft
-from dreams_nas.decode.generation import require_greedy
+from dreams_nas.decode.dynamic import DynamicPlan
+from dreams_nas.decode.generation import effective_settings
+from dreams_nas.decode.parts import Parts
 from dreams_nas.decode.plan import TreePlan, build_tree_plan
+from dreams_nas.decode.rounds import Grown, Plain, Rounds, SampledChain, Speculative
+from dreams_nas.decode.settings import GREEDY, GenerationSettings
+from dreams_nas.decode.stopping import StopStrings, cut_at_stop
 from dreams_nas.space.tree import StaticTree
-from dreams_nas.targets.protocol import PrefillOutput, Target, TargetCache, TargetInputs
+from dreams_nas.targets.protocol import PrefillOutput, Target, TargetInputs
+
+Plan = TreePlan | DynamicPlan
+"""How a draft's trees look: one for all rounds, or grown in each."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +37,39 @@ class Round:
 
     drafted: tuple[int, ...]
     """Token of every node, in node order; empty in plain decoding."""
-    num_accepted: int
-    """Drafted tokens accepted; the bonus token comes on top."""
+    path: tuple[int, ...]
+    """Accepted nodes, from the root down; the bonus token comes on top."""
     seconds: float
     """Wall time from the end of the round before."""
+    parents: tuple[int, ...] | None = None
+    """Parent node of each node, -1 the root, where the tree was grown for this round."""
+    scores: tuple[float, ...] | None = None
+    """Log-probability of each node's path there, by the draft, where it was asked for."""
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafted tokens accepted."""
+        return len(self.path)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a target pass added to an answer."""
+
+    tokens: list[int]
+    """Tokens that count: none beyond the end of the answer."""
+    ended: bool
+    """Whether the answer ends with them."""
+    stopped: bool
+    """Whether an end token or a stop string ended it, rather than the limit."""
+    seconds: float
+    """Wall time of the pass: the target's prefill, then each round."""
+    round: Round | None
+    """What a round did; None for the prefill."""
+    prefill: PrefillOutput | None
+    """What the prefill yielded; None for a round."""
+    features_AF: Tensor | None
+    """Tapped features of the rows a round committed; None for the prefill."""
 
 
 @dataclass
@@ -57,7 +94,7 @@ class DecodeResult:
     decode_s: float
     """Seconds after it: draft prefill and all rounds."""
     stopped: bool
-    """Whether an end token ended the answer, rather than the limit."""
+    """Whether an end token or a stop string ended the answer, rather than the limit."""
     record: DecodeRecord | None = None
     """Present when it was asked for."""
 
@@ -67,9 +104,14 @@ class DecodeResult:
         return self.decode_s / (len(self.tokens) - 1) if len(self.tokens) > 1 else None
 
 
-def _validate(target: Target, inputs: TargetInputs, max_new_tokens: int) -> int:
+def _validate(
+    target: Target,
+    inputs: TargetInputs,
+    max_new_tokens: int,
+    settings: GenerationSettings,
+    plan: Plan | None,
+) -> int:
     """Refuse what cannot be decoded; return the length of the prompt."""
-    require_greedy(target)
     length, limit = len(inputs.input_ids_T), target.spec.max_positions
     if max_new_tokens < 0:
         raise UserError(f"max_new_tokens is {max_new_tokens}; it must be 0 or more")
@@ -78,6 +120,13 @@ def _validate(target: Target, inputs: TargetInputs, max_new_tokens: int) -> int:
             f"a prompt of {length} tokens and max_new_tokens {max_new_tokens} need "
             f"{length + max_new_tokens} positions; the target has {limit}: shorten the prompt or "
             f"allow at most {max(0, limit - length)} new tokens"
+        )
+    is_chain = plan is None or (isinstance(plan, TreePlan) and plan.tree.is_chain)
+    if settings.draws_drafts and plan is not None and not is_chain:
+        raise UserError(
+            f"acceptance '{settings.acceptance}' needs a chain, and the policy is a tree of "
+            f"{plan.num_nodes} nodes on {plan.num_levels} levels: draft a chain (--chain LEVELS) "
+            "or accept by 'match', which any tree can"
         )
     return length
 
@@ -100,19 +149,25 @@ class _Clock:
         seconds, self._last = now - self._last, now
         return seconds
 
+    def restart(self) -> None:
+        """Leave out what the consumer of a step did with it."""
+        self._last = time.perf_counter()
+
 
 @torch.inference_mode()
-def decode(
+def decode_steps(
     target: Target,
     inputs: TargetInputs,
     *,
     max_new_tokens: int,
     draft: ReadyDraft | None = None,
-    plan: TreePlan | None = None,
+    plan: Plan | None = None,
     stop_ids: Sequence[int] | None = None,
-    want_record: bool = False,
-) -> DecodeResult:
-    """Decode one prompt greedily; with a draft, speculatively and with the same result.
+    settings: GenerationSettings = GREEDY,
+    generator: torch.Generator | None = None,
+    parts: Parts | None = None,
+) -> Iterator[Step]:
+    """Decode one prompt, step by step: the prefill, then a step per round.
 
     Args:
         target: The model whose answer is wanted.
@@ -121,18 +176,21 @@ def decode(
         draft: Who proposes; None is plain decoding.
         plan: The draft tree; belongs to `draft`.
         stop_ids: End tokens; the target's own when None.
-        want_record: Keep the tapped features of all positions.
+        settings: How tokens are chosen, and stop strings.
+        generator: Random numbers of this request; torch's global ones when None.
+        parts: Watches what rounds with a draft spend their time on.
 
     Raises:
-        UserError: More positions needed than the target has, or a generation config that asks for
-            other answers than greedy ones.
+        UserError: More positions needed than the target has, settings that a tree cannot honour,
+            or a generation config that asks for what decoding here does not do.
     """
     assert (draft is None) == (plan is None), "a draft drafts along a plan"
-    length = _validate(target, inputs, max_new_tokens)
-    num_nodes = plan.tree.num_nodes if plan is not None else 0
+    settings = effective_settings(target, settings)
+    length = _validate(target, inputs, max_new_tokens, settings, plan)
+    num_nodes = plan.num_nodes if plan is not None else 0
     cache = target.build_cache(length + max_new_tokens + num_nodes + 1)
     taps = draft.target_layer_ids if draft is not None else ()
-    stops = frozenset(target.spec.eos_token_ids if stop_ids is None else stop_ids)
+    chooser = Chooser(settings, target.device, generator)
     clock = _Clock(target.device)
     prefill = target.prefill(
         inputs,
@@ -140,91 +198,151 @@ def decode(
         target_layer_ids=taps,
         want_importance=draft is not None and draft.wants_importance,
     )
-    first_1 = prefill.logits_V.argmax(dim=-1, keepdim=True)
-    first = int(first_1)
-    prefill_s = clock.lap()
-    tokens, ended = cut_at_stop([first], 0, max_new_tokens, stops)
-    record = DecodeRecord(prefill) if want_record else None
-    rounds: list[Round] = []
-    if not ended:
-        if draft is None or plan is None:
-            arm: _Plain | _Speculative = _Plain(target, cache, first_1)
+    chooser.note(inputs.input_ids_T)
+    root_1 = chooser.choose(prefill.logits_V[None])
+    chooser.note(root_1)
+    end = _End(target, max_new_tokens, stop_ids, settings)
+    tokens = end.cut(root_1.tolist())
+    yield Step(tokens, end.ended, end.stopped, clock.lap(), None, prefill, None)
+    if end.ended:
+        return
+    clock.restart()
+    if draft is None or plan is None:
+        rounds: Rounds = Plain(target, cache, chooser, root_1)
+    else:
+        session = DraftSession(draft, target, plan, length + max_new_tokens + 1)
+        if parts is not None:
+            parts.start()
+        session.prefill(prefill, root_1, inputs)
+        if parts is not None:
+            parts.lap("sync")
+        shared = (target, cache, chooser, root_1, session, taps, parts)
+        if isinstance(plan, DynamicPlan):
+            rounds = Grown(plan, *shared)
+        elif settings.draws_drafts:
+            rounds = SampledChain(plan, *shared)
         else:
-            session = DraftSession(draft, target, plan, length + max_new_tokens + 1)
-            session.prefill(prefill, first_1, inputs)
-            arm = _Speculative(target, cache, session, plan, taps, first_1)
-        while not ended:
-            drafted, gained, features_AF = arm.round()
-            kept, ended = cut_at_stop(gained, len(tokens), max_new_tokens, stops)
-            tokens += kept
-            rounds.append(Round(drafted, len(gained) - 1, clock.lap()))
-            if record is not None:
-                record.features.append(features_AF)
-    return DecodeResult(
-        tokens=tokens,
-        rounds=rounds,
-        prefill_s=prefill_s,
-        decode_s=sum(r.seconds for r in rounds),
-        stopped=bool(tokens) and tokens[-1] in stops,
-        record=record,
-    )
+            rounds = Speculative(plan, *shared)
+    del prefill  # its features are as long as the prompt
+    while not end.ended:
+        gain = rounds.run_one()
+        tokens = end.cut(gain.tokens)
+        seconds = clock.lap()
+        done = Round(gain.drafted, gain.path, seconds, gain.parents, gain.scores)
+        yield Step(tokens, end.ended, end.stopped, seconds, done, None, gain.features_AF)
+        clock.restart()
 
 
-class _Plain:
-    """One token per target pass."""
-
-    def __init__(self, target: Target, cache: TargetCache, root_1: Tensor) -> None:
-        self._target, self._cache, self._root_1 = target, cache, root_1
-        self._depth_1 = torch.zeros(1, dtype=torch.int64, device=target.device)
-
-    def round(self) -> tuple[tuple[int, ...], list[int], Tensor]:
-        out = self._target.verify(self._root_1, self._depth_1, None, self._cache)
-        self._cache.commit([0])
-        self._root_1 = out.logits_QV.argmax(dim=-1)
-        return (), self._root_1.tolist(), out.features_QF
-
-
-class _Speculative:
-    """Draft, verify, accept, commit; the sync of the draft opens the next round."""
+class _End:
+    """Where one answer ends."""
 
     def __init__(
         self,
         target: Target,
-        cache: TargetCache,
-        session: DraftSession,
-        plan: TreePlan,
-        taps: Sequence[int],
-        root_1: Tensor,
+        limit: int,
+        stop_ids: Sequence[int] | None,
+        settings: GenerationSettings,
     ) -> None:
-        self._target, self._cache, self._session = target, cache, session
-        self._plan, self._taps, self._root_1 = plan, taps, root_1
-        self._gained: tuple[Tensor, Tensor] | None = None
-
-    def round(self) -> tuple[tuple[int, ...], list[int], Tensor]:
-        if self._gained is not None:
-            self._session.sync(*self._gained)
-        drafted_N = self._session.propose()
-        plan = self._plan
-        out = self._target.verify(
-            torch.cat([self._root_1, drafted_N]),
-            plan.depths_Q,
-            plan.mask_QQ,
-            self._cache,
-            target_layer_ids=self._taps,
+        self.ended = self.stopped = False
+        self._limit, self._num_before = limit, 0
+        self._ids = frozenset(target.spec.eos_token_ids if stop_ids is None else stop_ids)
+        self._strings = (
+            StopStrings(settings.stop_strings, target.decode_text)
+            if settings.stop_strings
+            else None
         )
-        chosen_Q = out.logits_QV.argmax(dim=-1)
-        host = torch.cat([drafted_N, chosen_Q]).tolist()  # the round's one synchronisation
-        drafted, chosen = host[: len(drafted_N)], host[len(drafted_N) :]
-        rows, gained = accept_greedy(plan, drafted, chosen)
-        self._cache.commit(rows)
-        if rows[-1] == len(rows) - 1:  # ascending from 0: a prefix needs no gathering
-            kept_A, features_AF = chosen_Q[: len(rows)], out.features_QF[: len(rows)]
-        else:
-            index_A = plan.lines[rows[-1]]
-            kept_A, features_AF = chosen_Q[index_A], out.features_QF[index_A]
-        # What the target chose after each kept row is the token that was gained there.
-        self._gained, self._root_1 = (kept_A, features_AF), kept_A[-1:]
-        return tuple(drafted), gained, features_AF
+
+    def cut(self, tokens: list[int]) -> list[int]:
+        """The tokens of a block that belong to the answer."""
+        kept, self.ended = cut_at_stop(tokens, self._num_before, self._limit, self._ids)
+        found = None if self._strings is None else self._strings.find(kept)
+        if found is not None:
+            kept, self.ended = kept[:found], True
+        self._num_before += len(kept)
+        self.stopped = self.ended and bool(kept) and (found is not None or kept[-1] in self._ids)
+        return kept
+
+
+def decode(
+    target: Target,
+    inputs: TargetInputs,
+    *,
+    max_new_tokens: int,
+    draft: ReadyDraft | None = None,
+    plan: Plan | None = None,
+    stop_ids: Sequence[int] | None = None,
+    settings: GenerationSettings = GREEDY,
+    generator: torch.Generator | None = None,
+    want_record: bool = False,
+    parts: Parts | None = None,
+) -> DecodeResult:
+    """Decode one prompt; with a draft, speculatively and with the same result.
+
+    When sampling it is the distribution of the result that is the same. See `decode_steps`.
+
+    Args:
+        target: The model whose answer is wanted.
+        inputs: The prompt.
+        max_new_tokens: Most tokens to generate, 0 or more.
+        draft: Who proposes; None is plain decoding.
+        plan: The draft tree; belongs to `draft`.
+        stop_ids: End tokens; the target's own when None.
+        settings: How tokens are chosen, and stop strings.
+        generator: Random numbers of this request; torch's global ones when None.
+        want_record: Keep the tapped features of all positions.
+        parts: Watches what rounds with a draft spend their time on.
+
+    Raises:
+        UserError: As `decode_steps`.
+    """
+    collector = Collector(want_record)
+    for step in decode_steps(
+        target,
+        inputs,
+        max_new_tokens=max_new_tokens,
+        draft=draft,
+        plan=plan,
+        stop_ids=stop_ids,
+        settings=settings,
+        generator=generator,
+        parts=parts,
+    ):
+        collector.add(step)
+    return collector.result()
+
+
+class Collector:
+    """Gathers the steps of one answer."""
+
+    def __init__(self, want_record: bool = False) -> None:
+        self._want_record = want_record
+        self._tokens: list[int] = []
+        self._rounds: list[Round] = []
+        self._record: DecodeRecord | None = None
+        self._prefill_s, self._stopped = 0.0, False
+
+    def add(self, step: Step) -> None:
+        """Take the next step."""
+        self._tokens += step.tokens
+        self._stopped = step.stopped
+        if step.prefill is not None:
+            self._prefill_s = step.seconds
+            self._record = DecodeRecord(step.prefill) if self._want_record else None
+        if step.round is not None:
+            self._rounds.append(step.round)
+        if self._record is not None and step.features_AF is not None:
+            self._record.features.append(step.features_AF)
+
+    def result(self) -> DecodeResult:
+        """All of it."""
+        return DecodeResult(
+            tokens=self._tokens,
+            rounds=self._rounds,
+            prefill_s=self._prefill_s,
+            decode_s=sum(r.seconds for r in self._rounds),
+            stopped=self._stopped,
+            record=self._record,
+        )
 
 
 def build_plan(tree: StaticTree, target: Target) -> TreePlan | None:

@@ -46,6 +46,18 @@ class TreePlan:
     lines: tuple[Tensor, ...]
     """Verified rows from the root down to each verified row: on the device, so that keeping an
     accepted path copies nothing there."""
+    padded_lines_QL: Tensor
+    """The same as one tensor, [Q, L + 1]: short lines repeat their last row."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that are verified."""
+        return self.tree.num_nodes
+
+    @property
+    def num_levels(self) -> int:
+        """Longest path."""
+        return self.tree.num_levels
 
     @property
     def num_self_fed(self) -> int:
@@ -66,6 +78,11 @@ def _ancestors(tree: StaticTree) -> list[set[int]]:
     for node, parent in enumerate(tree.parents):
         lines.append({node} | (lines[parent] if parent >= 0 else set()))
     return lines
+
+
+def _pad_lines(lines: list[list[int]]) -> list[list[int]]:
+    longest = max(map(len, lines))
+    return [line + line[-1:] * (longest - len(line)) for line in lines]
 
 
 def _additive(visible: list[list[bool]], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -111,6 +128,7 @@ def build_tree_plan(tree: StaticTree, device: torch.device, dtype: torch.dtype) 
         rows = expanded
     ancestry = [{0}] + [{0} | {node + 1 for node in line} for line in lines]
     visible_QQ = [[other in line for other in range(len(ancestry))] for line in ancestry]
+    rows_Q = [sorted(line) for line in ancestry]
     children: list[list[int]] = [[] for _ in ancestry]
     for node, parent in enumerate(tree.parents):
         children[parent + 1].append(node + 1)
@@ -120,7 +138,8 @@ def build_tree_plan(tree: StaticTree, device: torch.device, dtype: torch.dtype) 
         depths_Q=torch.tensor([0, *(len(path) for path in tree.paths)], device=device),
         mask_QQ=_additive(visible_QQ, dtype, device),
         children=tuple(map(tuple, children)),
-        lines=tuple(torch.tensor(sorted(line), device=device) for line in ancestry),
+        lines=tuple(torch.tensor(line, device=device) for line in rows_Q),
+        padded_lines_QL=torch.tensor(_pad_lines(rows_Q), device=device),
     )
 
 

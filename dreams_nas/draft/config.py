@@ -7,6 +7,7 @@ from pydantic import Field
 from dreams_nas.core.config import Config
 from dreams_nas.core.errors import UserError
 from dreams_nas.space.arch import DraftArch, DraftSizes, TargetDims
+from dreams_nas.space.policy import Calibration
 from dreams_nas.space.tree import StaticTree
 
 
@@ -31,6 +32,8 @@ class DraftConfig(Config):
     """Rows of image tokens carry the target's merged image embedding."""
     policy: StaticTree | None = None
     """The draft tree chosen for this draft on the deployment it was searched for."""
+    calibration: Calibration | None = None
+    """Calibrated path probabilities, which an adaptive policy decides by."""
 
     @property
     def sizes(self) -> DraftSizes:

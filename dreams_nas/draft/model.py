@@ -25,7 +25,7 @@ _PARAMETER_NAMES = dict(
 )
 
 
-_CHOSEN_LATER = ("policy",)
+_CHOSEN_LATER = ("policy", "calibration")
 """Keys of the configuration that are set when the weights are long there."""
 
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from dreams_nas.core.errors import UserError
-from dreams_nas.decode.accept import accept_greedy, cut_at_stop
+from dreams_nas.decode.accept import accept_greedy
 from dreams_nas.decode.engine import build_plan
 from dreams_nas.decode.plan import TreePlan
+from dreams_nas.decode.stopping import cut_at_stop
 from dreams_nas.profiling.forced import path_rows
 from dreams_nas.profiling.grids import Grids, likely_tree
 from dreams_nas.profiling.points import PointSet
@@ -130,7 +131,7 @@ class TargetBlocks:
 
         def accept() -> None:
             host = torch.cat([drafted_N, chosen_Q]).tolist()
-            gained = accept_greedy(plan, host[: q - 1], host[q - 1 :])[1]
+            gained = accept_greedy(plan.children, host[: q - 1], host[q - 1 :])[1]
             cut_at_stop(gained, 0, q, frozenset())
 
         def commit() -> None:

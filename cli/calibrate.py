@@ -1,0 +1,48 @@
+"""`dreams-nas calibrate`: how often a draft's paths are accepted, for the adaptive policy."""
+
+from typing import Annotated
+
+import typer
+
+from dreams_nas.core.config import Config, with_given
+from dreams_nas.core.console import print_json_line, say
+
+from .options import RunFlags, verb
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+
+    @verb(app, "dreams_nas.bench.config:CalibrateConfig")
+    def calibrate(
+        config: Config,
+        flags: RunFlags,
+        draft: Annotated[
+            str | None,
+            typer.Option("--draft", metavar="DIR", help="Draft folder; gets the calibration."),
+        ] = None,
+        data: Annotated[
+            str | None,
+            typer.Option("--data", metavar="DATA", help="`embedded:choose` or a file."),
+        ] = None,
+        num_prompts: Annotated[
+            int | None, typer.Option("--num-prompts", metavar="N", min=3, help="Prompts decoded.")
+        ] = None,
+    ) -> None:
+        """Calibrate a draft's path probabilities on validation prompts, and store them with it.
+
+        Example: dreams-nas calibrate --draft runs/demo/export
+        """
+        from dreams_nas.bench.calibrate import calibrate_folder
+        from dreams_nas.bench.config import CalibrateConfig
+
+        assert isinstance(config, CalibrateConfig)
+        given = with_given(config, draft=draft, data=data, num_prompts=num_prompts)
+        found = calibrate_folder(given, flags.quiet)
+        say(
+            f"{found.num_rounds} rounds fitted, error on held-out prompts {found.error:.4f}",
+            flags.quiet,
+        )
+        print_json_line(
+            {"draft": given.draft, "calibration_error": found.error, "num_rounds": found.num_rounds}
+        )

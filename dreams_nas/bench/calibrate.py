@@ -1,0 +1,184 @@
+"""Calibrating a draft: how often the target accepts a path, given how likely the draft holds it.
+
+Shapes: X observed paths of one length.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dreams_nas.bench.config import CalibrateConfig
+from dreams_nas.bench.measure import Prompt
+from dreams_nas.bench.stage import build_prompts, require_room
+from dreams_nas.core.console import progress
+from dreams_nas.core.errors import UserError
+from dreams_nas.core.seeds import derive_seed
+from dreams_nas.decode.decoder import require_draft_folder
+from dreams_nas.decode.drafting import ready_draft
+from dreams_nas.decode.dynamic import DynamicPlan, LikeliestPaths
+from dreams_nas.decode.engine import Round, decode
+from dreams_nas.draft.model import DraftModel, load_draft
+from dreams_nas.features.conversations import load_conversations
+from dreams_nas.space.policy import Calibration, DynamicTree, LevelCalibration
+from dreams_nas.targets.loading import load_placed
+from dreams_nas.targets.protocol import Target
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+_NUM_BINS = 24
+_HELD_OUT = 3
+"""Every third prompt is not fitted; the error is measured on those."""
+
+
+class LevelPaths:
+    """Paths of one length that were verified."""
+
+    def __init__(self) -> None:
+        self.scores: list[float] = []
+        self.accepted: list[bool] = []
+        self.num_going_on = 0
+
+    @property
+    def num_accepted(self) -> int:
+        """Accepted ones."""
+        return sum(self.accepted)
+
+
+def gather(
+    target: Target,
+    draft: DraftModel,
+    tree: DynamicTree,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    quiet: bool = False,
+) -> list[list[Round]]:
+    """Decode prompts with a dynamic tree; the rounds of each, the last one left out.
+
+    The last round may run over the end of the answer, where nobody knows what is right.
+    """
+    plan = DynamicPlan(tree, LikeliestPaths, wants_scores=True)
+    ready = ready_draft(draft, target)
+    found = []
+    with progress("decoding for calibration", len(prompts), quiet) as bar:
+        for prompt in prompts:
+            result = decode(
+                target, prompt.inputs, max_new_tokens=max_new_tokens, draft=ready, plan=plan
+            )
+            found.append(result.rounds[:-1])
+            bar.advance()
+    return found
+
+
+def by_level(rounds: Sequence[Round], num_levels: int) -> list[LevelPaths]:
+    """Sort the verified paths of some rounds by their length."""
+    levels = [LevelPaths() for _ in range(num_levels)]
+    for done in rounds:
+        assert done.parents is not None
+        assert done.scores is not None
+        accepted = set(done.path)
+        depths: list[int] = []
+        for node, (parent, score) in enumerate(zip(done.parents, done.scores, strict=True)):
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+            levels[depths[-1]].scores.append(score)
+            levels[depths[-1]].accepted.append(node in accepted)
+        for depth in range(len(done.path) - 1):
+            levels[depth].num_going_on += 1
+    return levels
+
+
+def isotonic(scores_X: Floats, accepted_X: Floats) -> tuple[Floats, Floats]:
+    """The monotone map from scores to acceptance that fits best, as knots.
+
+    Observations are put into bins of equal count, and bins that fall are pooled.
+    """
+    order = np.argsort(scores_X, kind="stable")
+    bins = [part for part in np.array_split(order, _NUM_BINS) if len(part)]
+    blocks: list[list[float]] = []  # sum of scores, sum of accepted, count
+    for part in bins:
+        blocks.append([scores_X[part].sum(), accepted_X[part].sum(), len(part)])
+        while len(blocks) > 1 and blocks[-2][1] / blocks[-2][2] >= blocks[-1][1] / blocks[-1][2]:
+            last = blocks.pop()
+            blocks[-1] = [a + b for a, b in zip(blocks[-1], last, strict=True)]
+    table = np.array(blocks)
+    return table[:, 0] / table[:, 2], table[:, 1] / table[:, 2]
+
+
+def fit(levels: Sequence[LevelPaths]) -> tuple[LevelCalibration, ...]:
+    """Fit every level that has accepted paths; deeper ones go by the last of them."""
+    fitted = []
+    for level in levels:
+        if not level.num_accepted:
+            break
+        knots, acceptance = isotonic(np.array(level.scores), np.array(level.accepted, dtype=float))
+        fitted.append(
+            LevelCalibration(
+                log_probabilities=tuple(knots.tolist()),
+                acceptance=tuple(acceptance.tolist()),
+                continuation=level.num_going_on / level.num_accepted,
+            )
+        )
+    return tuple(fitted)
+
+
+def calibration_error(calibration: Calibration, levels: Sequence[LevelPaths]) -> float:
+    """Expected calibration error over all paths, ten bins of equal width."""
+    parts = [
+        (calibration.acceptance(number, np.array(level.scores)), np.array(level.accepted))
+        for number, level in enumerate(levels, 1)
+        if level.scores
+    ]
+    likely_X = np.concatenate([likely for likely, _ in parts])
+    accepted_X = np.concatenate([accepted for _, accepted in parts])
+    bin_X = np.minimum((10 * likely_X).astype(int), 9)
+    gaps = [abs(float((likely_X - accepted_X)[bin_X == index].sum())) for index in np.unique(bin_X)]
+    return sum(gaps) / len(likely_X)
+
+
+def calibrate(
+    target: Target,
+    draft: DraftModel,
+    tree: DynamicTree,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    quiet: bool = False,
+) -> Calibration:
+    """Calibrate a draft on validation prompts; every third measures the error.
+
+    Raises:
+        UserError: Too few prompts, or none of the draft's paths is ever accepted.
+    """
+    if len(prompts) < _HELD_OUT:
+        raise UserError(f"calibration needs {_HELD_OUT} prompts or more, there are {len(prompts)}")
+    rounds = gather(target, draft, tree, prompts, max_new_tokens, quiet)
+    kept = [r for i, some in enumerate(rounds) if i % _HELD_OUT for r in some]
+    held_out = [r for some in rounds[::_HELD_OUT] for r in some]
+    levels = fit(by_level(kept, tree.num_levels))
+    if not levels or not held_out:
+        raise UserError(
+            f"none of {len(kept)} rounds accepted a drafted token; this draft cannot be calibrated"
+        )
+    found = Calibration(tree=tree, levels=levels, error=0.0, num_rounds=len(kept))
+    error = calibration_error(found, by_level(held_out, tree.num_levels))
+    return found.replace(error=error)
+
+
+def calibrate_folder(config: CalibrateConfig, quiet: bool = False) -> Calibration:
+    """The verb `calibrate`: calibrate a draft folder and store the result in its config.json.
+
+    Raises:
+        UserError: A missing or foreign draft, target or data set, or too few prompts.
+    """
+    require_draft_folder("draft", config.draft)
+    tree = DynamicTree(num_levels=config.num_levels, width=config.width, num_nodes=config.num_nodes)
+    seed = derive_seed(config.seed, "data-choose")
+    conversations = load_conversations(config.data, config.num_prompts, seed)
+    target = load_placed(config)
+    folder = Path(config.draft)
+    draft = load_draft(folder, target.device, target.dtype)
+    prompts = build_prompts(target, conversations)
+    require_room(target, prompts, config.max_new_tokens)
+    found = calibrate(target, draft, tree, prompts, config.max_new_tokens, quiet)
+    draft.config = draft.config.replace(calibration=found)
+    draft.save(folder)
+    return found

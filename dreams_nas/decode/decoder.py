@@ -1,0 +1,391 @@
+"""A target and its draft, ready to answer: whole answers, or piece by piece as they come."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from dreams_nas.core.config import build_config
+from dreams_nas.core.device import Attention, Dtype
+from dreams_nas.core.errors import UserError
+from dreams_nas.decode.accept import clip_accepted
+from dreams_nas.decode.choose import seeded
+from dreams_nas.decode.drafting import ready_draft
+from dreams_nas.decode.engine import Collector, DecodeResult, build_plan, decode_steps
+from dreams_nas.decode.generation import effective_settings
+from dreams_nas.decode.settings import GREEDY, GenerateConfig, GenerationSettings
+from dreams_nas.decode.stopping import TextStream, cut_text
+from dreams_nas.draft.model import DraftModel, load_draft
+from dreams_nas.space.tree import StaticTree
+from dreams_nas.targets.loading import load_placed
+from dreams_nas.targets.prompts import load_image
+from dreams_nas.targets.protocol import Target, TargetInputs
+
+Prompt = str | Sequence[dict[str, Any]]
+"""A question, or a whole conversation in the form of Hugging Face."""
+Picture = str | Path | Image.Image
+"""An image or its file."""
+
+
+def load_draft_and_tree(
+    folder: Path, target: Target, chain: int | None = None
+) -> tuple[DraftModel, StaticTree]:
+    """Read a draft folder; the tree is the one stored with the draft.
+
+    Args:
+        folder: Draft checkpoint.
+        target: Whose device and dtype the draft takes.
+        chain: Levels of a chain to draft instead.
+
+    Raises:
+        UserError: No such draft, another target's, or no tree stored and no chain given.
+    """
+    draft = load_draft(folder, target.device, target.dtype)
+    spec = target.spec
+    draft.config.require_target(spec.tokenizer_hash, spec.embedding_hash, spec.name)
+    if chain is not None:
+        return draft, StaticTree.chain(chain)
+    if draft.config.policy is None:
+        raise UserError(
+            f"{folder}: no draft tree was chosen for this draft yet (policy is null in its "
+            "config.json); run `dreams-nas finetune`, or give --chain LEVELS"
+        )
+    return draft, draft.config.policy
+
+
+def require_draft_folder(name: str, folder: str | Path) -> None:
+    """Refuse a missing draft folder before a target is loaded.
+
+    Raises:
+        UserError: No draft there.
+    """
+    for file in ("config.json", "model.safetensors"):
+        if not (Path(folder) / file).is_file():
+            raise UserError(
+                f"draft '{name}': {folder} holds no {file}; a draft folder is what "
+                "`dreams-nas finetune` or `dreams-nas export` wrote"
+            )
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text that one token added to an answer."""
+
+    text: str
+    """Empty for special tokens and inside characters of several tokens."""
+    token: int
+    """Its id."""
+    is_accepted: bool
+    """Whether the draft proposed it; otherwise the target said it itself."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer and what its rounds did."""
+
+    text: str
+    """The answer, special tokens left out, ending with the stop string that ended it."""
+    result: DecodeResult
+    """Tokens, rounds and times."""
+    tree: StaticTree
+    """What was drafted in each round; empty for plain decoding."""
+    settings: GenerationSettings
+    """What tokens were chosen by, the target's own settings filled in."""
+    num_prompt_tokens: int
+
+    def statistics(self) -> dict[str, Any]:
+        """Rounds and times for machines; null where there is nothing to divide by."""
+        result = self.result
+        num_decoded, num_rounds = max(0, len(result.tokens) - 1), len(result.rounds)
+        accepted = clip_accepted([r.num_accepted for r in result.rounds], len(result.tokens))
+        levels = self.tree.num_levels
+        speculates = levels and num_rounds
+        return {
+            "answer": self.text,
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "num_tokens": len(result.tokens),
+            "num_rounds": num_rounds,
+            "acceptance_length": num_decoded / num_rounds if speculates else None,
+            "acceptance_rate": sum(accepted) / (levels * num_rounds) if speculates else None,
+            "accepted": list(accepted) if levels else None,
+            "stopped": result.stopped,
+            "prefill_ms": 1e3 * result.prefill_s,
+            "decode_ms": 1e3 * result.decode_s,
+            "tokens_per_s": num_decoded / result.decode_s if num_decoded else None,
+            "policy": self.tree.describe(),
+            "settings": self.settings.describe(),
+        }
+
+    def describe(self) -> str:
+        """Rounds and times in one line for people."""
+        s = self.statistics()
+        parts = [f"{s['num_tokens']} tokens in {s['num_rounds']} rounds after the prefill"]
+        if s["acceptance_length"] is not None:
+            parts.append(
+                f"acceptance length {s['acceptance_length']:.2f} (tokens per round), acceptance "
+                f"rate {s['acceptance_rate']:.2f} (accepted / {self.tree.num_levels} levels)"
+            )
+        parts.append(f"prefill {s['prefill_ms']:.1f} ms, decoding {s['decode_ms']:.1f} ms")
+        if s["tokens_per_s"] is not None:
+            parts.append(f"{s['tokens_per_s']:.1f} tokens/s")
+        chosen = ", ".join(f"{name} {value}" for name, value in s["settings"].items())
+        return "; ".join([*parts, "greedy" if chosen == "do_sample False" else chosen])
+
+    def trace(self) -> dict[str, Any]:
+        """Everything about the rounds, for a JSON file."""
+        return {
+            **self.statistics(),
+            "tokens": self.result.tokens,
+            "parents": list(self.tree.parents),
+            "rounds": [
+                {
+                    "drafted": list(done.drafted),
+                    "accepted_path": list(done.path),
+                    "ms": 1e3 * done.seconds,
+                }
+                for done in self.result.rounds
+            ],
+        }
+
+
+class AnswerStream(Iterator[Piece]):
+    """Pieces of an answer as they are committed; the whole of it once they have ended."""
+
+    def __init__(self, pieces: "_Pieces") -> None:
+        self._pieces = pieces
+        self._iterator = pieces.run()
+
+    def __next__(self) -> Piece:
+        return next(self._iterator)
+
+    @property
+    def answer(self) -> Answer:
+        """The whole answer; what has not come yet is waited for."""
+        for _ in self._iterator:
+            pass
+        return self._pieces.answer()
+
+
+class Decoder:
+    """Answers prompts with one target and, if there is one, its draft.
+
+    Plain and speculative answers are equal when greedy, and of one distribution when sampling.
+    """
+
+    def __init__(
+        self, target: Target, draft: DraftModel | None = None, tree: StaticTree | None = None
+    ) -> None:
+        """Bind a draft and its tree; without a draft, or with an empty tree, decode plainly.
+
+        Raises:
+            UserError: The draft belongs to another target.
+        """
+        self.target = target
+        self.tree = StaticTree() if draft is None or tree is None else tree
+        speculates = draft is not None and self.tree.num_nodes > 0
+        self._draft = ready_draft(draft, target) if speculates and draft is not None else None
+        self._plan = build_plan(self.tree, target) if speculates else None
+
+    def stream(
+        self,
+        prompt: Prompt,
+        images: Sequence[Picture] = (),
+        *,
+        max_new_tokens: int = 128,
+        settings: GenerationSettings = GREEDY,
+        seed: int = 0,
+    ) -> AnswerStream:
+        """Answer a prompt piece by piece.
+
+        Args:
+            prompt: A question, or chat messages whose image parts stand for `images` in order.
+            images: Pictures or their files.
+            max_new_tokens: Most tokens of the answer, 0 or more.
+            settings: How tokens are chosen, and what ends the answer.
+            seed: Of the random numbers that sampling draws.
+
+        Raises:
+            UserError: No prompt, an image that is none, a prompt that does not fit, or settings
+                that cannot be honoured.
+        """
+        inputs = self.target.prepare(*_conversation(prompt, images))
+        effective = effective_settings(self.target, settings)
+        return AnswerStream(_Pieces(self, inputs, max_new_tokens, effective, seed))
+
+    def generate(
+        self,
+        prompt: Prompt,
+        images: Sequence[Picture] = (),
+        *,
+        max_new_tokens: int = 128,
+        settings: GenerationSettings = GREEDY,
+        seed: int = 0,
+    ) -> Answer:
+        """Answer a prompt; see `stream`."""
+        stream = self.stream(
+            prompt, images, max_new_tokens=max_new_tokens, settings=settings, seed=seed
+        )
+        return stream.answer
+
+
+def _conversation(
+    prompt: Prompt, images: Sequence[Picture]
+) -> tuple[Sequence[dict[str, Any]], list[Image.Image]]:
+    """Chat messages and pictures; refuses an empty prompt and what is no image."""
+    pictures = [x if isinstance(x, Image.Image) else load_image(x) for x in images]
+    if not isinstance(prompt, str):
+        return prompt, pictures
+    if not prompt.strip():
+        raise UserError('there is no prompt; give --prompt "..."')
+    content = [{"type": "image"} for _ in images] + [{"type": "text", "text": prompt}]
+    return [{"role": "user", "content": content}], pictures
+
+
+class _Pieces:
+    """The run behind one stream."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        inputs: TargetInputs,
+        max_new_tokens: int,
+        settings: GenerationSettings,
+        seed: int,
+    ) -> None:
+        self._decoder, self._inputs = decoder, inputs
+        self._settings = settings
+        self._collector = Collector()
+        self._text = ""
+        device = decoder.target.device
+        self._steps = decode_steps(
+            decoder.target,
+            inputs,
+            max_new_tokens=max_new_tokens,
+            draft=decoder._draft,
+            plan=decoder._plan,
+            settings=settings,
+            generator=seeded(seed, device) if settings.is_random else None,
+        )
+
+    def run(self) -> Iterator[Piece]:
+        stream = TextStream(self._decoder.target.decode_text)
+        for step in self._steps:
+            self._collector.add(step)
+            num_accepted = 0 if step.round is None else step.round.num_accepted
+            for index, token in enumerate(step.tokens):
+                text = stream.push(token)
+                if step.ended and index + 1 == len(step.tokens):
+                    text = self._last(text + stream.finish())
+                self._text += text
+                yield Piece(text, token, index < num_accepted)
+
+    def _last(self, text: str) -> str:
+        """The last piece, without what its token says behind a stop string."""
+        whole = cut_text(self._text + text, self._settings.stop_strings)
+        return whole[len(self._text) :]
+
+    def answer(self) -> Answer:
+        return Answer(
+            text=self._text,
+            result=self._collector.result(),
+            tree=self._decoder.tree,
+            settings=self._settings,
+            num_prompt_tokens=len(self._inputs.input_ids_T),
+        )
+
+
+def load_decoder(
+    target: str = "embedded",
+    draft: str | Path | None = None,
+    *,
+    device: str = "auto",
+    dtype: Dtype = "float32",
+    attention: Attention = "sdpa",
+    threads: int | None = None,
+    chain: int | None = None,
+) -> Decoder:
+    """Load a target and a draft to answer many prompts with.
+
+    Args:
+        target: `embedded`, a folder in the form of Hugging Face, or a hub id.
+        draft: Draft folder; None decodes plainly.
+        device: auto, cpu or cuda:N.
+        dtype: Precision of both.
+        attention: Attention backend of the target.
+        threads: CPU threads of one operation; None takes OMP_NUM_THREADS, or all cores.
+        chain: Levels of a chain to draft instead of the draft's own tree.
+
+    Raises:
+        UserError: A missing target or draft, or a draft of another target.
+    """
+    config = GenerateConfig(
+        target=target,
+        draft=None if draft is None else str(draft),
+        device=device,
+        dtype=dtype,
+        attention=attention,
+        threads=threads,
+        chain=chain,
+    )
+    return _load(config)
+
+
+def start(config: GenerateConfig) -> AnswerStream:
+    """Answer the prompt of a config; prompt, images and draft are looked at before loading.
+
+    Raises:
+        UserError: As `load_decoder` and `Decoder.stream`.
+    """
+    _conversation(config.prompt, config.images)
+    return _load(config).stream(
+        config.prompt,
+        config.images,
+        max_new_tokens=config.max_new_tokens,
+        settings=config.settings,
+        seed=config.seed,
+    )
+
+
+def _load(config: GenerateConfig) -> Decoder:
+    if config.draft is None:
+        return Decoder(load_placed(config))
+    require_draft_folder("winner", config.draft)
+    target = load_placed(config)
+    return Decoder(target, *load_draft_and_tree(Path(config.draft), target, config.chain))
+
+
+def generate(
+    prompt: Prompt,
+    images: Sequence[Picture] = (),
+    *,
+    target: str = "embedded",
+    draft: str | Path | None = None,
+    device: str = "auto",
+    dtype: Dtype = "float32",
+    max_new_tokens: int = 128,
+    seed: int = 0,
+    **settings: Any,
+) -> Answer:
+    """Answer one prompt; loads target and draft anew, so keep a `load_decoder` for many.
+
+    Args:
+        prompt: A question, or a conversation in the form of Hugging Face.
+        images: Pictures or their files.
+        target: `embedded`, a folder in the form of Hugging Face, or a hub id.
+        draft: Draft folder; None decodes plainly.
+        device: auto, cpu or cuda:N.
+        dtype: Precision of target and draft.
+        max_new_tokens: Most tokens of the answer.
+        seed: Of the random numbers that sampling draws.
+        settings: Fields of `GenerationSettings` by name: `do_sample`, `temperature`, `top_p`...
+
+    Raises:
+        UserError: Bad input or settings.
+    """
+    chosen = build_config(GenerationSettings, settings, "the call")
+    decoder = load_decoder(target, draft, device=device, dtype=dtype)
+    return decoder.generate(
+        prompt, images, max_new_tokens=max_new_tokens, settings=chosen, seed=seed
+    )

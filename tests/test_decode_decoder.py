@@ -1,0 +1,175 @@
+"""Answers for users: whole or piece by piece, from Python and from the command line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_cases import ARCH, with_policy
+from draft_models import TREES, build_draft
+from PIL import Image
+from target_models import save_target
+
+import dreams_nas
+from dreams_nas.cli.app import main
+from dreams_nas.core.errors import UserError
+from dreams_nas.decode.decoder import Decoder
+from dreams_nas.decode.settings import GenerationSettings
+from dreams_nas.targets.loading import load_target
+
+PROMPT = "w5 w6 w7"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("place")
+    save_target(folder / "target", "llava")
+    target = load_target(folder / "target", "cpu", threads=1)
+    with_policy(build_draft(target, ARCH), TREES["bushy"]).save(folder / "draft")
+    Image.new("RGB", (20, 30), "red").save(folder / "chart.png")
+    return folder
+
+
+@pytest.fixture
+def decoder(place: Path) -> Decoder:
+    found = dreams_nas.load_decoder(
+        str(place / "target"), place / "draft", device="cpu", dtype="float64", threads=1
+    )
+    assert isinstance(found, Decoder)
+    return found
+
+
+def test_pieces_join_to_the_answer_and_say_who_wrote_them(decoder: Decoder, place: Path) -> None:
+    images = [place / "chart.png"]
+    stream = decoder.stream(PROMPT, images, max_new_tokens=30)
+    pieces = list(stream)
+    answer = stream.answer
+    plain = Decoder(decoder.target).generate(PROMPT, images, max_new_tokens=30)
+    assert "".join(piece.text for piece in pieces) == answer.text == plain.text
+    assert [piece.token for piece in pieces] == answer.result.tokens == plain.result.tokens
+    assert answer.text == decoder.target.decode_text(answer.result.tokens)
+    statistics = answer.statistics()
+    assert sum(piece.is_accepted for piece in pieces) == sum(statistics["accepted"])
+    assert statistics["policy"]["nodes"] == 17
+    assert plain.statistics()["accepted"] is None
+    assert not any(piece.is_accepted for piece in Decoder(decoder.target).stream(PROMPT))
+
+
+def test_text_is_out_before_the_answer_has_ended(decoder: Decoder) -> None:
+    stream = decoder.stream(PROMPT, max_new_tokens=30)
+    first = next(stream)
+    assert first.text
+    assert len(stream._pieces.answer().result.tokens) == 1
+    assert len(stream.answer.result.tokens) > 1
+
+
+def test_the_text_ends_with_the_stop_string(decoder: Decoder) -> None:
+    whole = decoder.generate(PROMPT, max_new_tokens=30)
+    words = whole.text.split()
+    stop = f"{words[4]} {words[5][:2]}"  # inside a token
+    assert whole.text.count(stop) == 1
+    settings = GenerationSettings(stop_strings=(stop,))
+    stream = decoder.stream(PROMPT, max_new_tokens=30, settings=settings)
+    text = "".join(piece.text for piece in stream)
+    assert text == stream.answer.text == whole.text[: whole.text.index(stop) + len(stop)]
+    assert stream.answer.result.stopped
+
+
+def test_a_conversation_and_pictures_can_be_given(decoder: Decoder, place: Path) -> None:
+    content = [{"type": "image"}, {"type": "text", "text": PROMPT}]
+    messages = [{"role": "user", "content": content}]
+    with Image.open(place / "chart.png") as image:
+        given = decoder.generate(messages, [image.convert("RGB")], max_new_tokens=9)
+    asked = decoder.generate(PROMPT, [place / "chart.png"], max_new_tokens=9)
+    assert given.text == asked.text
+
+
+def test_generate_takes_the_names_of_transformers(place: Path) -> None:
+    arguments: dict[str, Any] = {
+        "target": str(place / "target"),
+        "max_new_tokens": 12,
+        "device": "cpu",
+    }
+    greedy = dreams_nas.generate(PROMPT, draft=place / "draft", **arguments)
+    assert greedy.text == dreams_nas.generate(PROMPT, **arguments).text
+    sampled = [
+        dreams_nas.generate(PROMPT, do_sample=True, temperature=3.0, seed=seed, **arguments).text
+        for seed in (1, 1, 2)
+    ]
+    assert sampled[0] == sampled[1] != sampled[2]
+    with pytest.raises(UserError, match=r"did you mean 'temperature'\?"):
+        dreams_nas.generate(PROMPT, temprature=1, **arguments)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = dreams_nas.nothing
+
+
+def call(capsys: pytest.CaptureFixture[str], place: Path, *arguments: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    fixed = ("--target", f"{place}/target", "--device", "cpu", "--prompt", PROMPT)
+    code = main(["generate", *fixed, "--max-new-tokens", "20", *arguments])
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def test_a_trace_holds_every_round(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "trace.json"
+    draft = ("--draft", f"{place}/draft")
+    code, out, _ = call(capsys, place, *draft, "--trace", str(file), "--json")
+    assert code == 0
+    trace, line = json.loads(file.read_text()), json.loads(out.splitlines()[-1])
+    assert trace["answer"] == line["answer"]
+    assert len(trace["rounds"]) == line["num_rounds"]
+    tokens, position = trace["tokens"], 1
+    for done in trace["rounds"]:
+        assert len(done["drafted"]) == len(trace["parents"]) == 17
+        assert done["ms"] > 0
+        before = -1
+        for node in done["accepted_path"]:
+            assert trace["parents"][node] == before
+            if position < len(tokens):
+                assert done["drafted"][node] == tokens[position]
+            before, position = node, position + 1
+        position += 1
+
+
+def test_sampling_flags_change_the_answer(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, greedy, err = call(capsys, place)
+    assert "; greedy" in err
+    hot = ("--sample", "--temperature", "4", "--draft", f"{place}/draft", "--seed", "1")
+    _, sampled, err = call(capsys, place, *hot)
+    assert sampled != greedy
+    assert "temperature 4" in err
+    for more in (("--top-k", "1"), ("--top-p", "0.0001"), ("--min-p", "1"), ("--temperature", "0")):
+        assert call(capsys, place, *hot, *more)[1] == greedy
+    _, penalised, _ = call(capsys, place, "--repetition-penalty", "3")
+    assert penalised != greedy
+    word = greedy.split()[3]
+    _, stopped, _ = call(capsys, place, "--stop", word)
+    assert stopped.strip() == greedy[: greedy.index(word) + len(word)]
+    chain = ("--chain", "3", "--acceptance")
+    for rule in ("residual", "block"):
+        code, _, err = call(capsys, place, *hot, *chain, rule)
+        assert code == 0
+        assert f"acceptance {rule}" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--temperature", "-1"), "--temperature"),
+        (("--top-p", "0"), "--top-p"),
+        (("--top-p", "1.2"), "--top-p"),
+        (("--acceptance", "best"), "--acceptance"),
+        (("--sample", "--acceptance", "block", "--draft", "PLACE/draft"), "needs a chain"),
+    ],
+)
+def test_impossible_settings_end_with_a_rule(
+    place: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    code, out, err = call(capsys, place, *(a.replace("PLACE", str(place)) for a in arguments))
+    assert code == 2
+    assert out == ""
+    assert said in err
+    assert "Traceback" not in err

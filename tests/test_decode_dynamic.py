@@ -1,0 +1,272 @@
+"""Trees grown every round: the same answers, the likeliest nodes, what costs decide."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from draft_models import build_loud_target, build_ready
+from target_models import FAMILIES, IMAGE_FAMILIES, build_prompt
+from torch import Tensor
+
+from dreams_nas.core.errors import UserError
+from dreams_nas.decode.adaptive import Economist, RoundCosts, adaptive_plan
+from dreams_nas.decode.choose import Chooser
+from dreams_nas.decode.dynamic import (
+    Candidates,
+    DynamicPlan,
+    LikeliestPaths,
+    ancestry,
+    dynamic_plan,
+)
+from dreams_nas.decode.engine import decode
+from dreams_nas.decode.reference import _run_draft
+from dreams_nas.decode.settings import GenerationSettings
+from dreams_nas.draft.layers import fuse, head
+from dreams_nas.space.arch import DraftArch
+from dreams_nas.space.policy import Calibration, DynamicTree, LevelCalibration
+
+ARCH = DraftArch(tap="last", depth=1, keep_ratio=0.25, vocab=0.5)
+NUM_NEW = 24
+SHAPES = {
+    "published": DynamicTree(num_levels=6, width=10, num_nodes=59),
+    "small": DynamicTree(num_levels=4, width=2, num_nodes=7),
+    "one_level": DynamicTree(num_levels=1, width=3, num_nodes=3),
+    "chain": DynamicTree(num_levels=4, width=1, num_nodes=4),
+}
+
+
+def calibration(tree: DynamicTree, continuation: float = 0.9) -> Calibration:
+    """The draft's own probabilities, taken at their word."""
+    knots = np.linspace(-12, 0, 60)
+    level = LevelCalibration(
+        log_probabilities=tuple(knots.tolist()),
+        acceptance=tuple(np.exp(knots).tolist()),
+        continuation=continuation,
+    )
+    return Calibration(tree=tree, levels=(level,), error=0.0, num_rounds=1)
+
+
+def costs(step_ms: float, row_ms: float, verify_ms: float = 5.0) -> RoundCosts:
+    """Steps at a flat price, verification at a price per row on top of a flat one."""
+    rows = np.arange(64, dtype=np.float64)
+    return RoundCosts(
+        sync_ms=0.1, step_ms=np.full(16, step_ms), verify_ms=verify_ms + row_ms * rows
+    )
+
+
+PLANS: dict[str, Callable[[], DynamicPlan]] = {
+    **{name: (lambda tree=tree: dynamic_plan(tree)) for name, tree in SHAPES.items()},
+    "adaptive": lambda: adaptive_plan(calibration(SHAPES["published"]), costs(0.3, 0.05)),
+    "miser": lambda: adaptive_plan(calibration(SHAPES["small"]), costs(9.0, 9.0)),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("plan", PLANS)
+def test_every_grown_tree_decodes_as_plain_does(plan: str, family: str) -> None:
+    target = build_loud_target(family, seed=1)
+    draft = build_ready(target, ARCH)
+    for num_images in (0, 1, 2) if family in IMAGE_FAMILIES else (0,):
+        inputs = build_prompt(target, num_images, seed=num_images)
+        plain = decode(target, inputs, max_new_tokens=NUM_NEW)
+        fast = decode(target, inputs, max_new_tokens=NUM_NEW, draft=draft, plan=PLANS[plan]())
+        assert fast.tokens == plain.tokens
+
+
+@pytest.mark.parametrize("plan", ["published", "adaptive"])
+def test_grown_trees_save_rounds_and_say_what_they_were(plan: str) -> None:
+    target = build_loud_target("llava")
+    inputs = build_prompt(target, 1)
+    draft = build_ready(target, ARCH)
+    plain = decode(target, inputs, max_new_tokens=NUM_NEW)
+    fast = decode(target, inputs, max_new_tokens=NUM_NEW, draft=draft, plan=PLANS[plan]())
+    assert len(fast.rounds) < len(plain.rounds)
+    position = 1
+    for done in fast.rounds:
+        assert done.parents is not None
+        assert len(done.parents) == len(done.drafted)
+        assert all(parent < node for node, parent in enumerate(done.parents))
+        before = -1
+        for node in done.path:
+            assert done.parents[node] == before
+            if position < len(plain.tokens):
+                assert done.drafted[node] == plain.tokens[position]
+            before, position = node, position + 1
+        position += 1
+    again = decode(target, inputs, max_new_tokens=NUM_NEW, draft=draft, plan=PLANS[plan]())
+    assert [r.drafted for r in again.rounds] == [r.drafted for r in fast.rounds]
+
+
+def _draw_by_law(self: Chooser, probabilities_QV: Tensor) -> Tensor:
+    weights_V = torch.linspace(0.1, 7.3, probabilities_QV.shape[-1], dtype=torch.float64).sin()
+    place_Q = (probabilities_QV.double() @ weights_V * 1e3).remainder(1)
+    return (probabilities_QV.double().cumsum(-1) > place_Q[:, None]).int().argmax(-1)
+
+
+@pytest.mark.parametrize("plan", ["published", "small", "adaptive"])
+def test_sampling_and_penalties_do_not_depend_on_the_tree(
+    plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Chooser, "draw", _draw_by_law)
+    target = build_loud_target("llava", seed=2)
+    inputs = build_prompt(target, 1)
+    settings = GenerationSettings(do_sample=True, temperature=0.8, repetition_penalty=1.3)
+    shared: dict[str, Any] = {"max_new_tokens": NUM_NEW, "settings": settings, "stop_ids": ()}
+    plain = decode(target, inputs, **shared)
+    draft = build_ready(target, ARCH)
+    assert decode(target, inputs, draft=draft, plan=PLANS[plan](), **shared).tokens == plain.tokens
+    drawn = settings.replace(acceptance="residual")
+    with pytest.raises(UserError, match="needs a chain"):
+        decode(target, inputs, draft=draft, plan=PLANS[plan](), **{**shared, "settings": drawn})
+
+
+def test_the_first_tree_holds_the_likeliest_paths() -> None:
+    """Against a draft that is run anew, without cache and mask, for every path."""
+    target = build_loud_target("llama")
+    draft = build_ready(target, DraftArch(tap="last", depth=1))
+    inputs = build_prompt(target)
+    tree = DynamicTree(num_levels=3, width=4, num_nodes=12)
+    plan = DynamicPlan(tree, LikeliestPaths, wants_scores=True)
+    result = decode(target, inputs, max_new_tokens=3, draft=draft, plan=plan, stop_ids=())
+    first = result.rounds[0]
+    cache = target.build_cache(64)
+    with torch.inference_mode():
+        prefill = target.prefill(inputs, cache, target_layer_ids=draft.target_layer_ids)
+        token_1 = torch.tensor(result.tokens[:1])
+        rows_x = torch.cat([prefill.embeddings_TD[1:], target.embed(token_1)])
+        rows_f = fuse(draft.weights, prefill.features_TF)
+        expected = _likeliest(target, draft, tree, rows_x, rows_f)
+    assert first.parents is not None
+    assert first.scores is not None
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(first.drafted, first.parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    assert set(paths) == set(expected)
+    for path, score in zip(paths, first.scores, strict=True):
+        assert score == pytest.approx(expected[path], abs=1e-5)
+
+
+def _likeliest(
+    target: Any, draft: Any, tree: DynamicTree, rows_x: Tensor, rows_f: Tensor
+) -> dict[tuple[int, ...], float]:
+    """The best paths of all that the rule drafts, by score."""
+    found: dict[tuple[int, ...], float] = {}
+    frontier: dict[tuple[int, ...], float] = {(): 0.0}
+    for _ in range(tree.num_levels):
+        level: dict[tuple[int, ...], float] = {}
+        for path, score in frontier.items():
+            x, f = rows_x, rows_f
+            state = _run_draft(draft, x, f, torch.arange(len(x)))
+            for token in path:
+                x = torch.cat([x, target.embed(torch.tensor([token]))])
+                f = torch.cat([f, state[None]])
+                state = _run_draft(draft, x, f, torch.arange(len(x)))
+            best = head(draft.weights, state).log_softmax(-1).topk(tree.width)
+            for value, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                level[(*path, token)] = score + value
+        found |= level
+        ranked = sorted(level, key=level.__getitem__, reverse=True)[: tree.width]
+        frontier = {path: level[path] for path in ranked}
+    ranked = sorted(found, key=found.__getitem__, reverse=True)[: tree.num_nodes]
+    return {path: found[path] for path in ranked}
+
+
+def test_ancestry_follows_parents() -> None:
+    seen = ancestry(torch.tensor([0, 0, 1, 3]), num_levels=3).int().tolist()
+    assert seen == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 0, 1, 0, 0],
+        [1, 1, 0, 1, 0],
+        [1, 1, 0, 1, 1],
+    ]
+
+
+def _grow(director: Any, probabilities: list[list[float]], num_guesses: int) -> Candidates:
+    """Levels of candidates with these probabilities, given their parents."""
+    candidates = Candidates(torch.device("cpu"))
+    scores = torch.zeros(1, dtype=torch.float64)
+    for level in probabilities:
+        likely = torch.tensor(level, dtype=torch.float64).log()
+        scores_C = (scores[:, None] + likely[:num_guesses]).flatten()
+        candidates.add(torch.arange(len(scores_C)), scores_C, num_guesses)
+        index_W = director.expand(candidates)
+        if index_W is None:
+            break
+        candidates.expand(index_W)
+        scores = scores_C[index_W]
+    return candidates
+
+
+@pytest.mark.parametrize("certain", [0.0, -1e-12])
+def test_a_kept_node_never_lacks_its_parent(certain: float) -> None:
+    """Even where a draft is so sure that parent and child score the same."""
+    tree = DynamicTree(num_levels=4, width=2, num_nodes=4)
+    director = LikeliestPaths(tree)
+    sure = math.exp(certain)
+    candidates = _grow(director, [[sure, 1e-13]] * 4, 2)
+    grown = candidates.take(director.keep(candidates))
+    assert (grown.parents_N <= torch.arange(4)).all()
+    assert grown.depths_Q.tolist() == [0, 1, 2, 3, 4]
+    depth = dict(enumerate(grown.depths_Q.tolist()))
+    for node, parent in enumerate(grown.parents_N.tolist(), 1):
+        assert depth[node] == depth[parent] + 1
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "row_ms", "levels", "nodes"),
+    [(0.01, 0.0, 4, 14), (50.0, 0.0, 1, 2), (0.01, 50.0, 1, 0), (0.2, 0.1, 4, None)],
+)
+def test_costs_decide_how_much_is_drafted_and_kept(
+    step_ms: float, row_ms: float, levels: int, nodes: int | None
+) -> None:
+    tree = DynamicTree(num_levels=4, width=2, num_nodes=14)
+    director = Economist(tree, calibration(tree), costs(step_ms, row_ms))
+    candidates = _grow(director, [[0.8, 0.15]] * 4, 2)
+    assert candidates.num_levels == levels
+    num_kept = len(director.keep(candidates))
+    if nodes is None:
+        assert 0 < num_kept < 14
+    else:
+        assert num_kept == nodes
+
+
+def test_a_higher_rate_makes_time_dearer() -> None:
+    tree = DynamicTree(num_levels=4, width=2, num_nodes=14)
+    kept = []
+    for tokens in (1, 8):
+        director = Economist(tree, calibration(tree), costs(0.2, 0.25))
+        for _ in range(50):
+            candidates = _grow(director, [[0.8, 0.15]] * 4, 2)
+            director.keep(candidates)
+            director.observe(tokens)
+        kept.append(len(director.keep(_grow(director, [[0.8, 0.15]] * 4, 2))))
+    assert kept[1] < kept[0]
+
+
+def test_a_child_never_counts_more_than_its_parent() -> None:
+    """Levels are fitted apart, so the second one's map may promise more than the first one's."""
+    tree = DynamicTree(num_levels=2, width=2, num_nodes=3)
+    low = LevelCalibration(log_probabilities=(-9.0, 0.0), acceptance=(0.1, 0.2), continuation=1.0)
+    high = low.replace(acceptance=(0.9, 1.0))
+    fitted = Calibration(tree=tree, levels=(low, high), error=0.0, num_rounds=1)
+    director = Economist(tree, fitted, costs(0.0, 0.0))
+    candidates = _grow(director, [[0.6, 0.3]] * 2, 2)
+    grown = candidates.take(director.keep(candidates))
+    assert grown.parents_N.tolist()[0] == 0
+    assert (grown.parents_N < torch.arange(1, len(grown.parents_N) + 1)).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"num_levels": 2, "width": 2, "num_nodes": 7}, "draft only 6 nodes"),
+        ({"num_levels": 0, "width": 2, "num_nodes": 1}, "greater than or equal to 1"),
+    ],
+)
+def test_impossible_dynamic_trees_are_refused(values: dict[str, int], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        DynamicTree(**values)
