@@ -122,6 +122,7 @@ def test_all_policies_and_references_are_arms_of_one_bench(
     assert line["plain_over_generate"]["median"] > 0
     assert line["adaptive_over_best_fixed"]["median"] > 0
     assert line["calibration_error"] == calibration.error
+    assert 0.2 < line["verify_over_forward"]["median"] < 20
     assert set(line["shares"]) == {*PART_NAMES, "rest"}
     assert sum(line["shares"].values()) == pytest.approx(1.0)
     assert line["shares"]["verify"] > 0.05

@@ -24,6 +24,7 @@ from dreams_nas.bench.losslessness import (
     check_losslessness,
 )
 from dreams_nas.bench.measure import BenchResult, DecodeOne, Prompt, run_bench
+from dreams_nas.bench.overhead import verify_over_forward
 from dreams_nas.bench.predicted import predict_arms
 from dreams_nas.bench.references import GENERATE_NAME
 from dreams_nas.bench.statistics import (
@@ -37,8 +38,10 @@ from dreams_nas.core.console import warn
 from dreams_nas.core.device import Deployment, build_deployment
 from dreams_nas.core.errors import UserError
 from dreams_nas.decode.parts import Parts, shares
+from dreams_nas.decode.plan import TreePlan
 from dreams_nas.features.conversations import Conversation
 from dreams_nas.latency.table import LatencyTable
+from dreams_nas.targets.huggingface import HuggingFaceTarget
 from dreams_nas.targets.protocol import Target, TargetSpec
 
 _DTYPE_NAMES = {
@@ -71,6 +74,8 @@ class BenchReport:
     plain_over_generate: Quantiles | None
     """Paired time ratios of transformers' `generate` / plain decoding here: above 1 ours is faster.
     None unless it is an arm."""
+    verify_over_forward: Quantiles | None
+    """Time of the winner's verification / decoder and head called bare; None without a tree."""
     adaptive_over_best_fixed: Quantiles | None
     """Paired time ratios of the winner's fastest other policy / adaptive: above 1 adaptive is
     faster. None without that arm."""
@@ -218,6 +223,7 @@ def bench_arms(
         lockstep=lockstep,
         winner_over_eagle3=_winner_over_baseline(result),
         plain_over_generate=_plain_over_generate(result),
+        verify_over_forward=_verify_over_forward(target, winner, prompts),
         adaptive_over_best_fixed=_adaptive_over_best_fixed(result),
         shares=shares_by_arm,
         target=target.spec,
@@ -237,6 +243,17 @@ def _plain_over_generate(result: BenchResult) -> Quantiles | None:
     if result.arm(GENERATE_NAME) is None:
         return None
     return quantiles(paired_ratios(result, GENERATE_NAME, PLAIN_NAME))
+
+
+def _verify_over_forward(
+    target: Target, winner: Arm | None, prompts: Sequence[Prompt]
+) -> Quantiles | None:
+    if winner is None or not isinstance(target, HuggingFaceTarget):
+        return None
+    ready = ready_arm(winner, target)
+    if ready.draft is None or not isinstance(ready.plan, TreePlan):
+        return None
+    return verify_over_forward(target, ready.plan, ready.draft.target_layer_ids, prompts[0].inputs)
 
 
 def _adaptive_over_best_fixed(result: BenchResult) -> Quantiles | None:

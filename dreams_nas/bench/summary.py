@@ -79,6 +79,7 @@ def summary_line(
         "speedup_predicted": _dump(predicted),
         "winner_over_eagle3": _dump(report.winner_over_eagle3),
         "plain_over_generate": _dump(report.plain_over_generate),
+        "verify_over_forward": _dump(report.verify_over_forward),
         "adaptive_over_best_fixed": _dump(report.adaptive_over_best_fixed),
         "calibration_error": report.calibration_error,
         "shares": report.shares.get(winner.name) if winner is not None else None,
@@ -175,6 +176,11 @@ def findings(report: BenchReport) -> list[str]:
             f"Adaptive over the best fixed policy of the winner (paired time ratios, above 1 "
             f"adaptive is faster): median {ratio.median:.3f}, p10 {ratio.p10:.3f}, p90 "
             f"{ratio.p90:.3f}; calibration error {format_cell(report.calibration_error)}."
+        )
+    if ratio := report.verify_over_forward:
+        lines.append(
+            f"The winner's verification over decoder and head called bare: median "
+            f"{ratio.median:.3f}, p10 {ratio.p10:.3f}, p90 {ratio.p90:.3f}."
         )
     for name, parts in report.shares.items():
         told = ", ".join(f"{part} {100 * share:.1f} %" for part, share in parts.items())

@@ -202,17 +202,27 @@ class HuggingFaceTarget:
         """Run rows after the committed ones, without waiting for the device; see `Target`."""
         assert isinstance(cache, PreallocatedCache)
         with self.capture_layers(target_layer_ids) as states:
-            output = self.decoder(
-                input_ids=tokens_Q[None],
-                attention_mask=self._attention_mask(mask_QQ, depths_Q, cache),
-                position_ids=self._positions(depths_Q, cache),
-                cache=cache,
-                use_cache=True,
-            )
+            output = self.decoder(**self.verify_arguments(tokens_Q, depths_Q, mask_QQ, cache))
         state_1QD: Tensor = output.last_hidden_state
         return VerifyOutput(
             self._logits(state_1QD)[0], self._features(states, target_layer_ids, state_1QD)
         )
+
+    def verify_arguments(
+        self,
+        tokens_Q: Tensor,
+        depths_Q: Tensor,
+        mask_QQ: Tensor | None,
+        cache: PreallocatedCache,
+    ) -> dict[str, Any]:
+        """What the decoder's own forward is given in a verification."""
+        return {
+            "input_ids": tokens_Q[None],
+            "attention_mask": self._attention_mask(mask_QQ, depths_Q, cache),
+            "position_ids": self._positions(depths_Q, cache),
+            "cache": cache,
+            "use_cache": True,
+        }
 
     # Pieces that drafts share
 

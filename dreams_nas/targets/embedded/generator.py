@@ -41,10 +41,19 @@ class Conversation:
     """Chat messages in the form of Hugging Face; the image part comes before the text part."""
 
 
-def build_example(split: str, index: int, seed: int = 0, with_inventions: bool = False) -> Example:
-    """Build example number ``index`` of a split: a chart, a question, its answer."""
-    chart = build_chart(split, index, seed, with_inventions)
-    answer = ask(chart, random.Random(f"question/{seed}/{split}/{index}"))
+def build_example(split: str, index: int, seed: int = 0, for_vocabulary: bool = False) -> Example:
+    """Build example number ``index`` of a split: a chart, a question, its answer.
+
+    Args:
+        split: ``train``, ``choose``, ``score`` or ``test``.
+        index: number of the example, 0 or more.
+        seed: root seed.
+        for_vocabulary: with invented names and the kinds of questions that training asks, for the
+            text that the vocabulary is learned from.
+    """
+    chart = build_chart(split, index, seed, with_inventions=for_vocabulary)
+    rng = random.Random(f"question/{seed}/{split}/{index}")
+    answer = ask(chart, rng, taught=for_vocabulary)
     return Example(
         id=f"{split}-{seed}-{index:06d}",
         chart=chart,

@@ -153,7 +153,7 @@ class Packer:
         """Return the tokens of one or two turns after the prefix."""
         tokens: list[_Token] = []
         for turn in range(2 if rng.random() < SECOND_TURN_SHARE else 1):
-            said = ask(chart, rng)
+            said = ask(chart, rng, taught=True)
             tokens += [(self._user, -1, False)] if turn else []
             tokens += [
                 (i, mark, False)

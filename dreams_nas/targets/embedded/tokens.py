@@ -43,7 +43,7 @@ CHAT_TEMPLATE = (
 def _training_text(num_charts: int) -> Iterator[str]:
     """Yield what the vocabulary is learned from: train split only."""
     for index in range(num_charts):
-        example = build_example("train", index, seed=1, with_inventions=True)
+        example = build_example("train", index, seed=1, for_vocabulary=True)
         yield f" {example.question}"
         yield f" {example.answer}"
         yield f" {introduce(example.chart, with_image=False)}"
