@@ -31,7 +31,9 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Calibrate a draft's path probabilities on validation prompts, and store them with it.
 
-        Example: dreams-nas calibrate --draft runs/demo/export
+        A run takes its own draft folders for changed then and makes them anew: calibrate a copy.
+
+        Example: cp -r runs/demo/export my_draft; dreams-nas calibrate --draft my_draft
         """
         from dreams_nas.bench.calibrate import calibrate_folder
         from dreams_nas.bench.config import CalibrateConfig

@@ -1,6 +1,7 @@
 """Calibration, further policies of the winner, transformers' own arms, shares of a round."""
 
 import json
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +10,25 @@ import numpy as np
 import pytest
 import torch
 from bench_cases import ARCH, build_arms, build_prompts, space_of, with_policy
-from draft_models import TREES, build_draft, build_loud_target
-from target_models import build_prompt, save_target
+from draft_models import TREES, build_config, build_draft, build_loud_target
+from target_models import build_prompt, build_tokenizer
 
 from dreams_nas.bench.arms import PLAIN, Arm, decode_arm, ready_arm
 from dreams_nas.bench.calibrate import by_level, calibrate, calibration_error, fit, isotonic
 from dreams_nas.bench.config import MeasureConfig
 from dreams_nas.bench.measure import run_bench
-from dreams_nas.bench.policies import policy_arms
+from dreams_nas.bench.policies import policy_arms, round_costs
 from dreams_nas.bench.references import REFERENCE_NAMES, decode_reference
-from dreams_nas.bench.stage import bench_arms
+from dreams_nas.bench.stage import bench_arms, target_deployment
 from dreams_nas.bench.summary import summary_line
 from dreams_nas.cli.app import main
+from dreams_nas.core.device import identify_device
 from dreams_nas.core.errors import UserError
 from dreams_nas.decode.engine import Round, decode
 from dreams_nas.decode.parts import PART_NAMES
+from dreams_nas.draft.model import load_draft
+from dreams_nas.latency.table import load_table, save_table
+from dreams_nas.space.arch import DraftArch
 from dreams_nas.space.policy import Calibration, DynamicTree
 from dreams_nas.targets.loading import load_target
 
@@ -154,36 +159,101 @@ def test_an_arm_of_transformers_is_timed_but_is_no_plain_arm() -> None:
     assert decode_arm(target, ready_arm(PLAIN, target), build_prompt(target), 4).tokens
 
 
-def test_calibrate_and_bench_from_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save_target(tmp_path / "target", "llava")
-    target = load_target(tmp_path / "target", "cpu", threads=1)
-    with_policy(build_draft(target, ARCH), TREES["chain"]).save(tmp_path / "draft")
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target whose answers a random draft sometimes foresees, the draft, prompts, a table."""
+    folder = tmp_path_factory.mktemp("place")
+    loud = build_loud_target("llama", dtype=torch.float32)
+    loud.model.save_pretrained(folder / "target")
+    build_tokenizer().save_pretrained(folder / "target")
+    target = load_target(folder / "target", "cpu", threads=1)
+    with_policy(build_draft(target, ARCH), TREES["chain"]).save(folder / "draft")
     lines = [
         {"id": f"s{i}", "messages": [{"role": "user", "content": f"w{5 + i} w9 w{20 + i}"}]}
-        for i in range(6)
+        for i in range(9)
     ]
-    (tmp_path / "data.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
-    shared = ["--target", f"{tmp_path}/target", "--device", "cpu", "--quiet"]
-    data = ["--data", f"{tmp_path}/data.jsonl", "--num-prompts", "6"]
-    draft = ["--draft", f"{tmp_path}/draft"]
-    before = (tmp_path / "draft" / "model.safetensors").read_bytes()
-    code = main(["calibrate", *shared, *data, *draft, "--set", "max_new_tokens=40"])
-    out = capsys.readouterr().out
-    if code == 0:  # a random draft may never be right
-        assert json.loads(out.splitlines()[-1])["num_rounds"] > 0
-        stored = json.loads((tmp_path / "draft" / "config.json").read_text())
-        assert stored["calibration"]["tree"]["num_nodes"] == 24
-    assert code in (0, 2)
-    assert (tmp_path / "draft" / "model.safetensors").read_bytes() == before
-    bench = ["bench", *shared, *data, *draft, "--passes", "1", "--max-new-tokens", "6"]
-    assert main([*bench, "--policy", "dynamic", "--reference", "generate"]) == 0
+    (folder / "data.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fake_tables, "DIMS", target.spec.dims)
+        table = fake_tables.build_table(space_of(ARCH), deployment=target_deployment(target))
+    header = table.header.replace(
+        identity=identify_device("cpu"), shape_hash=target.spec.shape_hash
+    )
+    save_table(table.replace(header=header), folder / "table.json")
+    return folder
+
+
+def _shared(place: Path) -> list[str]:
+    data = ["--data", f"{place}/data.jsonl", "--draft", f"{place}/draft", "--num-prompts", "9"]
+    return ["--target", f"{place}/target", "--device", "cpu", "--threads", "1", "--quiet", *data]
+
+
+def test_calibrate_stores_its_map_and_leaves_the_weights(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (place / "draft" / "model.safetensors").read_bytes()
+    assert main(["calibrate", *_shared(place), "--set", "max_new_tokens=40"]) == 0
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert list(line["arms"]) == ["plain", "winner", "winner_dynamic", "generate"]
-    assert main([*bench, "--policy", "adaptive", "--reference", "none"]) == 2
-    assert main([*bench, "--policy", "best"]) == 2
-    assert "policies" in capsys.readouterr().err
+    stored = json.loads((place / "draft" / "config.json").read_text())["calibration"]
+    assert stored["error"] == line["calibration_error"]
+    assert stored["num_rounds"] == line["num_rounds"] > 0
+    assert stored["tree"]["num_nodes"] == 24
+    assert (place / "draft" / "model.safetensors").read_bytes() == before
+    load_draft(place / "draft")
+
+
+def test_bench_times_every_policy_and_reference_it_is_told(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", *_shared(place), "--set", "max_new_tokens=40"]) == 0
+    capsys.readouterr()
+    bench = ["bench", *_shared(place), "--passes", "1", "--max-new-tokens", "12"]
+    policies = [x for name in ("chain", "dynamic", "adaptive") for x in ("--policy", name)]
+    table = ["--table", f"{place}/table.json"]
+    assert main([*bench, *policies, *table, "--reference", "generate"]) == 0
+    line = json.loads(capsys.readouterr().out.splitlines()[-1])
+    names = ["plain", "winner", "winner_chain", "winner_dynamic", "winner_adaptive", "generate"]
+    assert list(line["arms"]) == names
+    assert line["arms"]["winner_adaptive"]["acceptance_length"] >= 1
+    assert line["arms"]["winner_adaptive"]["acceptance_rate"] is None
+    assert line["arms"]["winner"]["acceptance_rate"] is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["bench", "--policy", "adaptive", "--reference", "none"], "give --table FILE"),
+        (["bench", "--policy", "best"], "policies"),
+        (["calibrate", "--num-prompts", "2"], "--num-prompts"),
+        (["calibrate", "--set", "num_levels=1"], "draft only 4 nodes"),
+        (["calibrate", "--draft", ""], "there is no draft to calibrate"),
+    ],
+)
+def test_bad_input_of_calibrate_and_policies(
+    place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    verb, *more = arguments
+    assert main(["calibrate", *_shared(place), "--set", "max_new_tokens=40"]) == 0
+    capsys.readouterr()
+    assert main([verb, *_shared(place), *more]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_a_shipped_table_prices_the_adaptive_rule() -> None:
+    """Profiled tables begin at two rows for verification: a lone root is a plain step."""
+    with resources.as_file(resources.files("dreams_nas.latency_tables")) as folder:
+        table = load_table(next(folder.glob("*/embedded-float32.json")))
+    target_dims = fake_tables.DIMS
+    config = build_config(build_loud_target("llama"), ARCH).replace(
+        arch=DraftArch(tap="three", ffn_ratio=0.5, vocab=0.125), target_dims=target_dims
+    )
+    found = round_costs(table, config, DynamicTree(num_levels=6, width=4, num_nodes=24), kv=150)
+    assert len(found.verify_ms) == 25
+    assert (found.verify_ms > 0).all()
+    assert found.verify_ms[0] < found.verify_ms[-1]
+    assert found.sync_ms > 0
 
 
 def test_single_precision_differs_at_near_ties_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from bench_cases import ARCH, with_policy
 from draft_models import TREES, build_draft
 from PIL import Image
@@ -15,6 +16,7 @@ from dreams_nas.cli.app import main
 from dreams_nas.core.errors import UserError
 from dreams_nas.decode.decoder import Decoder
 from dreams_nas.decode.settings import GenerationSettings
+from dreams_nas.draft.model import load_draft
 from dreams_nas.targets.loading import load_target
 
 PROMPT = "w5 w6 w7"
@@ -103,6 +105,36 @@ def test_generate_takes_the_names_of_transformers(place: Path) -> None:
         _ = dreams_nas.nothing
 
 
+def test_input_from_python_is_taken_or_refused_by_name(decoder: Decoder, place: Path) -> None:
+    chart = place / "chart.png"
+    with Image.open(chart) as image:
+        answers = [
+            decoder.generate(PROMPT, images, max_new_tokens=8).text
+            for images in (chart, str(chart), [chart], image.convert("RGBA"), image.convert("P"))
+        ]
+    assert len(set(answers)) == 1
+    with pytest.raises(UserError, match="allow at most"):
+        decoder.stream(PROMPT, max_new_tokens=5000)
+    drawn = GenerationSettings(do_sample=True, acceptance="residual")
+    with pytest.raises(UserError, match="needs a chain"):
+        decoder.stream(PROMPT, settings=drawn)
+    with pytest.raises(UserError, match="special token"):
+        decoder.stream(PROMPT, settings=GenerationSettings(stop_strings=("</s>",)))
+    for wrong, said in (({"dtype": "float23"}, "dtype"), ({"chain": 0}, "chain")):
+        with pytest.raises(UserError, match=said):
+            dreams_nas.load_decoder(str(place / "target"), **wrong)
+    with pytest.raises(UserError, match="stop_strings"):
+        dreams_nas.generate(PROMPT, target=str(place / "target"), stop_strings=("",))
+
+
+def test_a_draft_brings_its_own_tree(decoder: Decoder, place: Path) -> None:
+    draft = load_draft(place / "draft", dtype=torch.float64)
+    assert Decoder(decoder.target, draft).tree == TREES["bushy"]
+    chain = dreams_nas.load_decoder(str(place / "target"), place / "draft", chain=2, device="cpu")
+    assert chain.tree.num_levels == 2
+    assert chain.tree.is_chain
+
+
 def call(capsys: pytest.CaptureFixture[str], place: Path, *arguments: str) -> tuple[int, str, str]:
     capsys.readouterr()
     fixed = ("--target", f"{place}/target", "--device", "cpu", "--prompt", PROMPT)
@@ -143,6 +175,11 @@ def test_sampling_flags_change_the_answer(place: Path, capsys: pytest.CaptureFix
     assert "temperature 4" in err
     for more in (("--top-k", "1"), ("--top-p", "0.0001"), ("--min-p", "1"), ("--temperature", "0")):
         assert call(capsys, place, *hot, *more)[1] == greedy
+    code, same, err = call(capsys, place, "--temperature", "4", "--top-p", "0.5", "--chain", "2")
+    assert code == 0
+    assert same == greedy
+    assert "temperature, top_p: not used without --sample" in err
+    assert "--chain is not used without --draft" in err
     _, penalised, _ = call(capsys, place, "--repetition-penalty", "3")
     assert penalised != greedy
     word = greedy.split()[3]
@@ -162,6 +199,9 @@ def test_sampling_flags_change_the_answer(place: Path, capsys: pytest.CaptureFix
         (("--top-p", "0"), "--top-p"),
         (("--top-p", "1.2"), "--top-p"),
         (("--acceptance", "best"), "--acceptance"),
+        (("--stop", ""), "stop_strings"),
+        (("--chain", "100000", "--draft", "PLACE/draft"), "--chain"),
+        (("--sample", "--seed", "99999999999999999999"), "seed = "),
         (("--sample", "--acceptance", "block", "--draft", "PLACE/draft"), "needs a chain"),
     ],
 )

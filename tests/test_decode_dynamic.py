@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from draft_models import build_loud_target, build_ready
-from target_models import FAMILIES, IMAGE_FAMILIES, build_prompt
+from target_models import FAMILIES, IMAGE_FAMILIES, build_prompt, build_tokenizer
 from torch import Tensor
 
 from dreams_nas.core.errors import UserError
@@ -172,6 +172,33 @@ def _likeliest(
         frontier = {path: level[path] for path in ranked}
     ranked = sorted(found, key=found.__getitem__, reverse=True)[: tree.num_nodes]
     return {path: found[path] for path in ranked}
+
+
+@pytest.mark.parametrize("plan", ["small", "adaptive"])
+def test_answers_end_inside_a_block_where_they_should(plan: str) -> None:
+    """At an end token, a stop string and the limit, and next to the target's last position."""
+    target = build_loud_target("llava", dtype=torch.float32)
+    target.tokenizer = build_tokenizer()
+    draft = build_ready(target, ARCH)
+    inputs = build_prompt(target, 1)
+    answer = decode(target, inputs, max_new_tokens=20, stop_ids=()).tokens
+    shared: dict[str, Any] = {"draft": draft, "plan": PLANS[plan]()}
+    for limit in range(8):
+        found = decode(target, inputs, max_new_tokens=limit, stop_ids=(), **shared)
+        assert found.tokens == answer[:limit]
+    for position, token in enumerate(answer):
+        if token in answer[:position]:
+            continue
+        found = decode(target, inputs, max_new_tokens=20, stop_ids=[token], **shared)
+        assert found.tokens == answer[: position + 1]
+        settings = GenerationSettings(stop_strings=(target.decode_text([token]),))
+        found = decode(target, inputs, max_new_tokens=20, stop_ids=(), settings=settings, **shared)
+        assert found.tokens == answer[: position + 1]
+        assert found.stopped
+    room = target.spec.max_positions - len(inputs.input_ids_T)
+    last = build_prompt(target, 1, num_text=12 + room - 9)
+    plain = decode(target, last, max_new_tokens=9, stop_ids=())
+    assert decode(target, last, max_new_tokens=9, stop_ids=(), **shared).tokens == plain.tokens
 
 
 def test_ancestry_follows_parents() -> None:

@@ -14,6 +14,7 @@ from draft_models import TREES, build_loud_target, build_ready
 from target_models import build_prompt
 
 from dreams_nas.decode.adaptive import RoundCosts, adaptive_plan
+from dreams_nas.decode.drafting import DraftSession
 from dreams_nas.decode.dynamic import dynamic_plan
 from dreams_nas.decode.engine import Plan, build_plan, decode
 from dreams_nas.space.arch import DraftArch
@@ -118,3 +119,8 @@ def test_cache_bytes_are_what_arithmetic_says() -> None:
     cache = target.build_cache(77)
     per_row = 2 * dims.num_layers * dims.num_kv_heads * dims.head_size * 8
     assert cache.num_bytes == 77 * per_row
+    draft = build_ready(target, DraftArch(tap="last", depth=2))
+    plan = dynamic_plan(DynamicTree(num_levels=3, width=4, num_nodes=9))
+    session = DraftSession(draft, target, plan, 50)
+    row = 2 * 2 * dims.num_kv_heads * dims.head_size * 8
+    assert session.cache.num_bytes == (50 + 2 * 4) * row

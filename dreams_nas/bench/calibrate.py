@@ -12,13 +12,16 @@ import numpy as np
 from dreams_nas.bench.config import CalibrateConfig
 from dreams_nas.bench.measure import Prompt
 from dreams_nas.bench.stage import build_prompts, require_room
+from dreams_nas.core.config import build_config
 from dreams_nas.core.console import progress
 from dreams_nas.core.errors import UserError
+from dreams_nas.core.files import write_json
 from dreams_nas.core.seeds import derive_seed
 from dreams_nas.decode.decoder import require_draft_folder
 from dreams_nas.decode.drafting import ready_draft
 from dreams_nas.decode.dynamic import DynamicPlan, LikeliestPaths
 from dreams_nas.decode.engine import Round, decode
+from dreams_nas.draft.checkpoint import CONFIG_FILE
 from dreams_nas.draft.model import DraftModel, load_draft
 from dreams_nas.features.conversations import load_conversations
 from dreams_nas.space.policy import Calibration, DynamicTree, LevelCalibration
@@ -101,7 +104,8 @@ def isotonic(scores_X: Floats, accepted_X: Floats) -> tuple[Floats, Floats]:
             last = blocks.pop()
             blocks[-1] = [a + b for a, b in zip(blocks[-1], last, strict=True)]
     table = np.array(blocks)
-    return table[:, 0] / table[:, 2], table[:, 1] / table[:, 2]
+    # Bins of one and the same score may differ in their means' last bit.
+    return np.maximum.accumulate(table[:, 0] / table[:, 2]), table[:, 1] / table[:, 2]
 
 
 def fit(levels: Sequence[LevelPaths]) -> tuple[LevelCalibration, ...]:
@@ -154,7 +158,12 @@ def calibrate(
     kept = [r for i, some in enumerate(rounds) if i % _HELD_OUT for r in some]
     held_out = [r for some in rounds[::_HELD_OUT] for r in some]
     levels = fit(by_level(kept, tree.num_levels))
-    if not levels or not held_out:
+    if not held_out:
+        raise UserError(
+            "the answers to the held-out prompts are too short to measure the error; give more "
+            "prompts (--num-prompts)"
+        )
+    if not levels:
         raise UserError(
             f"none of {len(kept)} rounds accepted a drafted token; this draft cannot be calibrated"
         )
@@ -169,8 +178,11 @@ def calibrate_folder(config: CalibrateConfig, quiet: bool = False) -> Calibratio
     Raises:
         UserError: A missing or foreign draft, target or data set, or too few prompts.
     """
+    if not config.draft:
+        raise UserError("there is no draft to calibrate; give --draft DIR")
     require_draft_folder("draft", config.draft)
-    tree = DynamicTree(num_levels=config.num_levels, width=config.width, num_nodes=config.num_nodes)
+    bounds = {name: getattr(config, name) for name in DynamicTree.model_fields}
+    tree = build_config(DynamicTree, bounds, "calibrate")
     seed = derive_seed(config.seed, "data-choose")
     conversations = load_conversations(config.data, config.num_prompts, seed)
     target = load_placed(config)
@@ -179,6 +191,7 @@ def calibrate_folder(config: CalibrateConfig, quiet: bool = False) -> Calibratio
     prompts = build_prompts(target, conversations)
     require_room(target, prompts, config.max_new_tokens)
     found = calibrate(target, draft, tree, prompts, config.max_new_tokens, quiet)
-    draft.config = draft.config.replace(calibration=found)
-    draft.save(folder)
+    # The configuration alone: the weights stay as they are, whatever the precision here.
+    changed = draft.config.replace(calibration=found)
+    write_json(folder / CONFIG_FILE, changed.model_dump(mode="json"))
     return found

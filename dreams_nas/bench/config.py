@@ -1,4 +1,4 @@
-"""Settings of `bench`, `generate` and `report`."""
+"""Settings of `bench`, `calibrate` and `report`."""
 
 from typing import Literal
 
@@ -27,7 +27,7 @@ class BenchConfig(MeasureConfig, PlaceConfig):
 
     drafts: dict[str, str] = Field(default_factory=dict)
     """Folder of each draft by the name of its arm; `winner` and `eagle3` are compared."""
-    chain: int | None = Field(default=None, ge=1)
+    chain: int | None = Field(default=None, ge=1, le=64)
     """Levels of a chain that every draft drafts instead of its own tree."""
     policies: tuple[PolicyName, ...] = ()
     """Further policies of the winner that are timed beside its own tree."""

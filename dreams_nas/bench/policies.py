@@ -33,12 +33,13 @@ def round_costs(table: LatencyTable, config: DraftConfig, tree: DynamicTree, kv:
     """
     costs = CostModel(table, config.arch, config.target_dims)
     rows_W = np.arange(1, min(tree.width, costs.max_step_rows) + 1)
-    rows_Q = np.arange(1, min(tree.num_nodes + 1, costs.max_verify_rows()) + 1)
+    rows_Q = np.arange(2, min(tree.num_nodes + 1, costs.max_verify_rows()) + 1)
     verify_Q = costs.t_verify(rows_Q, kv) + costs.t_tree(rows_Q) + costs.t_commit(rows_Q)
     return RoundCosts(
-        sync_ms=float(costs.t_sync(_COMMITTED, kv)),
+        sync_ms=float(costs.t_sync(min(_COMMITTED, costs.max_sync_rows), kv)),
         step_ms=np.asarray(costs.t_step(rows_W, kv), dtype=np.float64),
-        verify_ms=np.asarray(verify_Q, dtype=np.float64),
+        # A lone root is a plain step.
+        verify_ms=np.concatenate([[float(costs.t_ar(kv))], verify_Q]),
     )
 
 

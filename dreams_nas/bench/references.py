@@ -14,6 +14,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from dreams_nas.core.errors import UserError
 from dreams_nas.decode.engine import DecodeResult, Round
+from dreams_nas.features.answers import neutral_generation
 from dreams_nas.targets.huggingface import HuggingFaceTarget
 from dreams_nas.targets.protocol import Target, TargetInputs
 
@@ -72,15 +73,16 @@ def decode_reference(
     stops = list(target.spec.eos_token_ids)
     start = _now(target.device)
     try:
-        ids = target.model.generate(
-            **batch,
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            eos_token_id=stops or None,
-            pad_token_id=stops[0] if stops else 0,
-            stopping_criteria=StoppingCriteriaList([stamps]),
-            **_SETTINGS[name],
-        )
+        with neutral_generation(target.model):
+            ids = target.model.generate(
+                **batch,
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                eos_token_id=stops or None,
+                pad_token_id=stops[0] if stops else 0,
+                stopping_criteria=StoppingCriteriaList([stamps]),
+                **_SETTINGS[name],
+            )
     except (ValueError, NotImplementedError, TypeError) as error:
         raise UserError(
             f"transformers cannot decode '{target.spec.name}' as arm '{name}' ({error}); leave "

@@ -37,6 +37,7 @@ from dreams_nas.bench.statistics import (
 from dreams_nas.core.console import warn
 from dreams_nas.core.device import Deployment, build_deployment
 from dreams_nas.core.errors import UserError
+from dreams_nas.core.lock import machine_lock
 from dreams_nas.decode.parts import Parts, shares
 from dreams_nas.decode.plan import TreePlan
 from dreams_nas.features.conversations import Conversation
@@ -205,9 +206,10 @@ def bench_arms(
             )
     seconds["replay"] = time.perf_counter() - start
     start = time.perf_counter()
-    shares_by_arm = {
-        a.name: measure_shares(target, a, prompts, config) for a in arms if a.is_speculative
-    }
+    drafting = [arm for arm in arms if arm.is_speculative]
+    with machine_lock("bench", quiet=quiet):
+        shares_by_arm = {a.name: measure_shares(target, a, prompts, config) for a in drafting}
+        overhead = _verify_over_forward(target, winner, prompts)
     seconds["shares"] = time.perf_counter() - start
     known: dict[str, Quantiles | None] = dict(predicted or {})
     if table is not None:
@@ -223,7 +225,7 @@ def bench_arms(
         lockstep=lockstep,
         winner_over_eagle3=_winner_over_baseline(result),
         plain_over_generate=_plain_over_generate(result),
-        verify_over_forward=_verify_over_forward(target, winner, prompts),
+        verify_over_forward=overhead,
         adaptive_over_best_fixed=_adaptive_over_best_fixed(result),
         shares=shares_by_arm,
         target=target.spec,

@@ -56,7 +56,7 @@ class ArmStatistics(Config):
     """tau: generated tokens (the prefill's left out) / verify rounds, sum over sum; null for an arm
     that drafts nothing, or without rounds."""
     acceptance_rate: float | None
-    """Accepted tokens / levels of the tree, over all rounds."""
+    """Accepted tokens / levels of the tree, over all rounds; null where trees vary."""
     acceptance_by_level: tuple[float, ...]
     """Share of the rounds that accept level 1, 2, ...; empty for an arm that drafts nothing."""
     end_to_end: tuple[LengthGroup, ...]
@@ -121,7 +121,7 @@ def _end_to_end(result: BenchResult, arm: str) -> tuple[LengthGroup, ...]:
     return tuple(groups)
 
 
-def _acceptance(result: BenchResult, arm: str, num_levels: int) -> dict[str, Any]:
+def _acceptance(result: BenchResult, arm: str, num_levels: int, is_fixed: bool) -> dict[str, Any]:
     """Counted on the first pass: decoding is deterministic, the other passes repeat it."""
     samples = [result.first(arm, prompt) for prompt in range(len(result.prompts))]
     accepted = np.array([a for s in samples for a in s.accepted], dtype=np.int64)
@@ -129,7 +129,9 @@ def _acceptance(result: BenchResult, arm: str, num_levels: int) -> dict[str, Any
         return {"acceptance_length": None, "acceptance_rate": None, "acceptance_by_level": ()}
     return {
         "acceptance_length": sum(s.num_decoded for s in samples) / accepted.size,
-        "acceptance_rate": float(accepted.sum()) / (num_levels * accepted.size),
+        "acceptance_rate": float(accepted.sum()) / (num_levels * accepted.size)
+        if is_fixed
+        else None,
         "acceptance_by_level": tuple(
             float((accepted >= level).mean()) for level in range(1, num_levels + 1)
         ),
@@ -152,5 +154,5 @@ def arm_statistics(result: BenchResult, name: str) -> ArmStatistics:
         tokens_per_s=float(decoded_P[known].sum()) / own_s if own_s else None,
         prefill_ms=float(1e3 * np.median(_median_P(result, name, lambda s: s.prefill_s))),
         end_to_end=_end_to_end(result, name),
-        **_acceptance(result, name, arm.num_levels if arm.is_speculative else 0),
+        **_acceptance(result, name, arm.num_levels if arm.is_speculative else 0, arm.grown is None),
     )

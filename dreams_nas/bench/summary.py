@@ -36,7 +36,8 @@ DEFINITIONS = (
     "tau (acceptance length): generated tokens / verify rounds, sum over sum, bonus tokens in, the "
     "prefill's token out.",
     "rate (acceptance rate): accepted tokens / levels of the tree, over all rounds.",
-    "generate, prompt_lookup: transformers' own greedy decoding of the same model object.",
+    "generate, prompt_lookup: transformers' own greedy decoding of the same model object; "
+    "prompt lookup gains tokens in its first pass, which counts as the prefill.",
     "'-': not measured, or nothing is drafted.",
 )
 

@@ -20,13 +20,16 @@ from transformers.generation.logits_process import (
 
 from dreams_nas.decode.settings import GenerationSettings
 
+_COLDEST = 1e-6
+"""Lowest temperature: below it nothing changes, and at last a division by it overflows."""
+
 
 def build_warpers(settings: GenerationSettings) -> LogitsProcessorList:
     """transformers' warpers of some settings, in its order; none for greedy ones."""
     found: list[LogitsProcessor] = []
     if settings.is_random:
         if settings.temperature not in (None, 1):
-            found.append(TemperatureLogitsWarper(float(settings.temperature or 1)))
+            found.append(TemperatureLogitsWarper(max(_COLDEST, float(settings.temperature or 1))))
         if settings.top_k:
             found.append(TopKLogitsWarper(settings.top_k))
         if settings.top_p is not None and settings.top_p < 1:
@@ -84,25 +87,31 @@ class Chooser:
 
     def warp(self, scores_QV: Tensor) -> Tensor:
         """Warp logits of any vocabulary into a distribution; used for the draft's, too."""
-        if scores_QV.element_size() < 4:
-            scores_QV = scores_QV.float()
+        scores_QV = _at_least_float32(scores_QV)
         # The largest at 0: a tiny temperature then gives -inf, never inf - inf.
         scores_QV = scores_QV - scores_QV.amax(dim=-1, keepdim=True)
         return self._warpers(self._ids_T, scores_QV).softmax(dim=-1)
 
     def draw(self, probabilities_QV: Tensor) -> Tensor:
         """One token of each distribution, [Q]."""
-        return torch.multinomial(probabilities_QV, 1, generator=self.generator)[:, 0]
+        # What `multinomial` does, without its look at the values on the host.
+        noise_QV = torch.empty_like(probabilities_QV).exponential_(generator=self.generator)
+        return (probabilities_QV / noise_QV).argmax(dim=-1)
 
     def _scores(self, logits_QV: Tensor, paths_QL: Tensor | None) -> Tensor:
         """Logits with the penalty, which depends on what each row has read."""
         if self._penalty is None:
             return logits_QV
+        logits_QV = _at_least_float32(logits_QV)  # as transformers does, or penalties make ties
         ids_QT = self._ids_T.expand(len(logits_QV), -1)
         if paths_QL is not None:
             ids_QT = torch.cat([ids_QT, paths_QL], dim=1)
         scores_QV: Tensor = self._penalty(ids_QT, logits_QV)
         return scores_QV
+
+
+def _at_least_float32(logits_QV: Tensor) -> Tensor:
+    return logits_QV.float() if logits_QV.element_size() < 4 else logits_QV
 
 
 def seeded(seed: int, device: torch.device) -> torch.Generator:

@@ -8,12 +8,19 @@ from typing import Any
 from PIL import Image
 
 from dreams_nas.core.config import build_config
+from dreams_nas.core.console import warn
 from dreams_nas.core.device import Attention, Dtype
 from dreams_nas.core.errors import UserError
 from dreams_nas.decode.accept import clip_accepted
 from dreams_nas.decode.choose import seeded
 from dreams_nas.decode.drafting import ready_draft
-from dreams_nas.decode.engine import Collector, DecodeResult, build_plan, decode_steps
+from dreams_nas.decode.engine import (
+    Collector,
+    DecodeResult,
+    build_plan,
+    decode_steps,
+    require_decodable,
+)
 from dreams_nas.decode.generation import effective_settings
 from dreams_nas.decode.settings import GREEDY, GenerateConfig, GenerationSettings
 from dreams_nas.decode.stopping import TextStream, cut_text
@@ -27,6 +34,8 @@ Prompt = str | Sequence[dict[str, Any]]
 """A question, or a whole conversation in the form of Hugging Face."""
 Picture = str | Path | Image.Image
 """An image or its file."""
+Pictures = Picture | Sequence[Picture]
+"""One or several, in the order of the prompt."""
 
 
 def load_draft_and_tree(
@@ -179,11 +188,17 @@ class Decoder:
     ) -> None:
         """Bind a draft and its tree; without a draft, or with an empty tree, decode plainly.
 
+        Args:
+            target: Whose answers are wanted.
+            draft: Who proposes.
+            tree: What is proposed; the one stored with the draft when None.
+
         Raises:
             UserError: The draft belongs to another target.
         """
         self.target = target
-        self.tree = StaticTree() if draft is None or tree is None else tree
+        stored = None if draft is None else draft.config.policy
+        self.tree = (tree or stored or StaticTree()) if draft is not None else StaticTree()
         speculates = draft is not None and self.tree.num_nodes > 0
         self._draft = ready_draft(draft, target) if speculates and draft is not None else None
         self._plan = build_plan(self.tree, target) if speculates else None
@@ -191,7 +206,7 @@ class Decoder:
     def stream(
         self,
         prompt: Prompt,
-        images: Sequence[Picture] = (),
+        images: Pictures = (),
         *,
         max_new_tokens: int = 128,
         settings: GenerationSettings = GREEDY,
@@ -212,12 +227,13 @@ class Decoder:
         """
         inputs = self.target.prepare(*_conversation(prompt, images))
         effective = effective_settings(self.target, settings)
+        require_decodable(self.target, inputs, max_new_tokens, effective, self._plan)
         return AnswerStream(_Pieces(self, inputs, max_new_tokens, effective, seed))
 
     def generate(
         self,
         prompt: Prompt,
-        images: Sequence[Picture] = (),
+        images: Pictures = (),
         *,
         max_new_tokens: int = 128,
         settings: GenerationSettings = GREEDY,
@@ -231,10 +247,12 @@ class Decoder:
 
 
 def _conversation(
-    prompt: Prompt, images: Sequence[Picture]
+    prompt: Prompt, images: Pictures
 ) -> tuple[Sequence[dict[str, Any]], list[Image.Image]]:
     """Chat messages and pictures; refuses an empty prompt and what is no image."""
-    pictures = [x if isinstance(x, Image.Image) else load_image(x) for x in images]
+    if isinstance(images, str | Path | Image.Image):
+        images = (images,)
+    pictures = [x.convert("RGB") if isinstance(x, Image.Image) else load_image(x) for x in images]
     if not isinstance(prompt, str):
         return prompt, pictures
     if not prompt.strip():
@@ -320,16 +338,16 @@ def load_decoder(
     Raises:
         UserError: A missing target or draft, or a draft of another target.
     """
-    config = GenerateConfig(
-        target=target,
-        draft=None if draft is None else str(draft),
-        device=device,
-        dtype=dtype,
-        attention=attention,
-        threads=threads,
-        chain=chain,
-    )
-    return _load(config)
+    given = {
+        "target": target,
+        "draft": None if draft is None else str(draft),
+        "device": device,
+        "dtype": dtype,
+        "attention": attention,
+        "threads": threads,
+        "chain": chain,
+    }
+    return _load(build_config(GenerateConfig, given, "the call"))
 
 
 def start(config: GenerateConfig) -> AnswerStream:
@@ -339,6 +357,10 @@ def start(config: GenerateConfig) -> AnswerStream:
         UserError: As `load_decoder` and `Decoder.stream`.
     """
     _conversation(config.prompt, config.images)
+    if config.settings.idle:
+        warn(f"{', '.join(config.settings.idle)}: not used without --sample")
+    if config.chain is not None and config.draft is None:
+        warn("--chain is not used without --draft")
     return _load(config).stream(
         config.prompt,
         config.images,
@@ -351,19 +373,20 @@ def start(config: GenerateConfig) -> AnswerStream:
 def _load(config: GenerateConfig) -> Decoder:
     if config.draft is None:
         return Decoder(load_placed(config))
-    require_draft_folder("winner", config.draft)
+    require_draft_folder("draft", config.draft)
     target = load_placed(config)
     return Decoder(target, *load_draft_and_tree(Path(config.draft), target, config.chain))
 
 
 def generate(
     prompt: Prompt,
-    images: Sequence[Picture] = (),
+    images: Pictures = (),
     *,
     target: str = "embedded",
     draft: str | Path | None = None,
     device: str = "auto",
     dtype: Dtype = "float32",
+    chain: int | None = None,
     max_new_tokens: int = 128,
     seed: int = 0,
     **settings: Any,
@@ -377,6 +400,7 @@ def generate(
         draft: Draft folder; None decodes plainly.
         device: auto, cpu or cuda:N.
         dtype: Precision of target and draft.
+        chain: Levels of a chain to draft instead of the draft's own tree.
         max_new_tokens: Most tokens of the answer.
         seed: Of the random numbers that sampling draws.
         settings: Fields of `GenerationSettings` by name: `do_sample`, `temperature`, `top_p`...
@@ -384,8 +408,13 @@ def generate(
     Raises:
         UserError: Bad input or settings.
     """
+    if isinstance(stop := settings.get("stop_strings"), str):
+        settings["stop_strings"] = (stop,)
     chosen = build_config(GenerationSettings, settings, "the call")
-    decoder = load_decoder(target, draft, device=device, dtype=dtype)
+    if chosen.idle:
+        warn(f"{', '.join(chosen.idle)}: not used without do_sample=True")
+    _conversation(prompt, images)
+    decoder = load_decoder(target, draft, device=device, dtype=dtype, chain=chain)
     return decoder.generate(
         prompt, images, max_new_tokens=max_new_tokens, settings=chosen, seed=seed
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dreams_nas.decode.choose import Chooser
 from dreams_nas.decode.dynamic import Candidates, Director, DynamicPlan, GrownTree
+from dreams_nas.decode.parts import Parts
 from dreams_nas.decode.plan import LevelPlan, TreePlan, extend_mask
 from dreams_nas.draft.cache import DraftCache
 from dreams_nas.draft.layers import Rotary, build_rotary, forward_rows, fuse, head
@@ -78,7 +79,10 @@ def _reach(draft: ReadyDraft, num_positions: int) -> Rotary:
 
 
 class DraftSession:
-    """Drafts for one sequence. Its methods never look at a value on the host."""
+    """Drafts for one sequence.
+
+    Its methods never look at a value on the host; what `grow` asks its director may.
+    """
 
     def __init__(
         self, draft: ReadyDraft, target: Target, plan: TreePlan | DynamicPlan, capacity: int
@@ -151,8 +155,18 @@ class DraftSession:
         drawn_LV = drawn_LW.new_zeros(len(drawn_LW), self._target.spec.dims.vocab)
         return tokens_L, drawn_LV.index_copy_(1, ids_W, drawn_LW)
 
-    def grow(self, director: Director) -> GrownTree:
-        """Grow a tree below the last committed token, as a director decides."""
+    def grow(self, director: Director, parts: Parts | None = None) -> GrownTree:
+        """Grow a tree below the last committed token, as a director decides.
+
+        Args:
+            director: Says what is expanded and kept.
+            parts: Books passes and ranking as steps, and what is decided as tree.
+        """
+
+        def lap(name: str) -> None:
+            if parts is not None:
+                parts.lap(name)
+
         assert self._state_1D is not None, "nothing is committed yet"
         assert isinstance(self._plan, DynamicPlan)
         width, cache, states_WD = self._plan.policy.width, self._cache, self._state_1D
@@ -166,8 +180,10 @@ class DraftSession:
             likely_WK = logits_WV.float().log_softmax(dim=-1).gather(1, best_WK).double()
             tokens_C = self._target_ids(best_WK.flatten())
             scores_C = (scores_W[:, None] + likely_WK).flatten()
+            lap("steps")
             candidates.add(tokens_C, scores_C, num_guesses)
             index_W = director.expand(candidates)
+            lap("tree")
             if index_W is None:
                 break
             candidates.expand(index_W)

@@ -74,8 +74,8 @@ class Candidates:
     """Everything drafted in a round, level by level."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
         self._tokens: list[Tensor] = []
+        self._depths: list[Tensor] = []
         self._scores: list[Tensor] = []
         self._parents: list[Tensor] = []
         self._expanded = torch.full((1,), -1, device=device)
@@ -102,6 +102,7 @@ class Candidates:
         if self._tokens:
             self._first += len(self._tokens[-1])
         self._tokens.append(tokens_C)
+        self._depths.append(torch.full_like(tokens_C, len(self._tokens)))
         self._scores.append(scores_C)
         self._parents.append(self._expanded.repeat_interleave(num_guesses))
 
@@ -120,9 +121,7 @@ class Candidates:
         """The tree of some candidates, ascending and closed under parents."""
         parents_N = torch.cat(self._parents)[index_N]
         rows_N = torch.searchsorted(index_N, parents_N.clamp(min=0)) + 1
-        sizes = [len(tokens_C) for tokens_C in self._tokens]
-        starts = torch.tensor(sizes, device=self._device).cumsum(0)
-        depths_N = torch.searchsorted(starts, index_N, right=True) + 1
+        depths_N = torch.cat(self._depths)[index_N]
         return GrownTree(
             tokens_N=torch.cat(self._tokens)[index_N],
             parents_N=torch.where(parents_N < 0, 0, rows_N),

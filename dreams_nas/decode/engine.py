@@ -104,14 +104,18 @@ class DecodeResult:
         return self.decode_s / (len(self.tokens) - 1) if len(self.tokens) > 1 else None
 
 
-def _validate(
+def require_decodable(
     target: Target,
     inputs: TargetInputs,
     max_new_tokens: int,
     settings: GenerationSettings,
     plan: Plan | None,
 ) -> int:
-    """Refuse what cannot be decoded; return the length of the prompt."""
+    """Refuse what cannot be decoded; return the length of the prompt.
+
+    Raises:
+        UserError: More positions needed than the target has, or settings that a tree cannot honour.
+    """
     length, limit = len(inputs.input_ids_T), target.spec.max_positions
     if max_new_tokens < 0:
         raise UserError(f"max_new_tokens is {max_new_tokens}; it must be 0 or more")
@@ -186,7 +190,7 @@ def decode_steps(
     """
     assert (draft is None) == (plan is None), "a draft drafts along a plan"
     settings = effective_settings(target, settings)
-    length = _validate(target, inputs, max_new_tokens, settings, plan)
+    length = require_decodable(target, inputs, max_new_tokens, settings, plan)
     num_nodes = plan.num_nodes if plan is not None else 0
     cache = target.build_cache(length + max_new_tokens + num_nodes + 1)
     taps = draft.target_layer_ids if draft is not None else ()

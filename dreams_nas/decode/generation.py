@@ -1,4 +1,4 @@
-"""What a target's generation config asks for, beside what greedy decoding here does."""
+"""What a target's generation config asks for, beside what decoding here does."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,6 +39,14 @@ _HONOURED: dict[str, tuple[Any, ...]] = {
 }
 """Settings that decoding honours, and recorded answers do not."""
 
+_WARPS_NOT_HERE: dict[str, tuple[Any, ...]] = {
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "top_h": (),
+}
+"""Settings that shape what transformers samples from, and that sampling here does not know."""
+
 _WARPED = ("temperature", "top_k", "top_p", "min_p")
 """Settings of a generation config that shape what sampling draws from."""
 
@@ -68,10 +76,11 @@ def effective_settings(target: Target, settings: GenerationSettings) -> Generati
         UserError: The config asks for what no arm here honours; names each setting and value, and
             the way out.
     """
+    _refuse_special_stops(target, settings)
     config = _generation_config(target)
     if config is None:
         return settings
-    _refuse(target, config, _NEUTRAL)
+    _refuse(target, config, _NEUTRAL | (_WARPS_NOT_HERE if settings.is_random else {}))
     names = ["repetition_penalty", *(_WARPED if settings.is_random else ())]
     found = {
         name: value
@@ -83,6 +92,17 @@ def effective_settings(target: Target, settings: GenerationSettings) -> Generati
     if not settings.do_sample:
         _tell_sampling(target, config)
     return settings.replace(**found) if found else settings
+
+
+def _refuse_special_stops(target: Target, settings: GenerationSettings) -> None:
+    special = getattr(getattr(target, "tokenizer", None), "all_special_tokens", ())
+    for stop in settings.stop_strings:
+        if stop in special:
+            raise UserError(
+                f"stop string '{stop}' is a special token, and the text of an answer holds none: "
+                "add its id to eos_token_id in generation_config.json in (a copy of) the target's "
+                "folder"
+            )
 
 
 def require_greedy(target: Target) -> None:

@@ -188,8 +188,7 @@ class Grown(_Drafted):
     def run_one(self) -> Gain:
         """Grow a tree and keep what the target would have said."""
         self._open()
-        grown = self._session.grow(self._director)
-        self._lap("steps")
+        grown = self._session.grow(self._director, self._parts)
         tokens_Q = torch.cat([self._root_1, grown.tokens_N])
         seen_QQ = ancestry(grown.parents_N, self._num_levels)
         out = self._verify(tokens_Q, grown.depths_Q, self._mask(seen_QQ))
@@ -205,7 +204,8 @@ class Grown(_Drafted):
             children[parent].append(node + 1)
         rows, tokens = accept_greedy(children, drafted, host[2 * num_nodes :])
         self._lap("accept")
-        index_A = torch.tensor(rows, device=chosen_Q.device)
+        index_A = torch.tensor(rows, pin_memory=chosen_Q.is_cuda)
+        index_A = index_A.to(chosen_Q.device, non_blocking=True)
         features_AF = out.features_QF[index_A]
         self._commit(rows, chosen_Q[index_A], features_AF)
         self._director.observe(len(tokens))

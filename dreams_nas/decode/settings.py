@@ -1,6 +1,6 @@
 """How tokens are chosen and answers end, under the names of transformers' generation config."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -29,7 +29,7 @@ class GenerationSettings(Config):
     """Keeps tokens at least this likely, relative to the likeliest."""
     repetition_penalty: float | None = Field(default=None, gt=0)
     """Lowers the logits of tokens that the prompt or the answer holds; 1 does nothing."""
-    stop_strings: tuple[str, ...] = ()
+    stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts that end the answer; the one that does stays in it."""
     acceptance: Acceptance = "match"
     """When sampling, `match` keeps a drafted token that the target's own draw equals (any tree);
@@ -39,6 +39,14 @@ class GenerationSettings(Config):
     def is_random(self) -> bool:
         """Whether tokens are drawn: asked for, and not at temperature 0."""
         return self.do_sample and self.temperature != 0
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Settings that were given and change nothing, because nothing is drawn."""
+        if self.do_sample:
+            return ()
+        given = [n for n in ("temperature", "top_k", "top_p", "min_p") if getattr(self, n)]
+        return (*given, *(["acceptance"] if self.acceptance != "match" else []))
 
     @property
     def draws_drafts(self) -> bool:
@@ -68,7 +76,7 @@ class GenerateConfig(PlaceConfig, GenerationSettings):
 
     draft: str | None = None
     """Folder of a draft; null decodes plainly."""
-    chain: int | None = Field(default=None, ge=1)
+    chain: int | None = Field(default=None, ge=1, le=64)
     """Levels of a chain to draft instead of the draft's own tree."""
     images: tuple[str, ...] = ()
     """Image files, shown before the prompt in this order."""
@@ -76,7 +84,7 @@ class GenerateConfig(PlaceConfig, GenerationSettings):
     """What to ask."""
     max_new_tokens: int = Field(default=128, ge=0)
     """Most tokens of the answer."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Of the random numbers that sampling draws."""
     trace: str | None = None
     """JSON file that the rounds are written to; null writes none."""

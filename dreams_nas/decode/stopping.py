@@ -33,7 +33,9 @@ class TextStream:
     """Text of tokens as they come, the same in the end as that of all at once.
 
     A token is read together with the one or few before it, because its text may depend on them
-    (spaces, characters of several bytes); nothing older is looked at again.
+    (spaces, characters of several bytes); nothing older is looked at again. Where an answer breaks
+    off inside a character, tokenizers with byte fallback may show another number of replacement
+    signs for it than all at once.
     """
 
     def __init__(self, decode_text: DecodeText) -> None:
@@ -56,8 +58,8 @@ class TextStream:
         return self._release(self._text()) if self._waiting else ""
 
     def _text(self) -> str:
-        before = self._decode(self._known)
-        return self._decode(self._known + self._waiting)[len(before) :]
+        before, whole = self._decode(self._known), self._decode(self._known + self._waiting)
+        return whole[len(before) :] if whole.startswith(before) else self._decode(self._waiting)
 
     def _release(self, text: str) -> str:
         if text:

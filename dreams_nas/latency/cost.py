@@ -58,6 +58,11 @@ class CostModel:
         layers = [self._first] if self._next is None else [self._first, self._next]
         return min(grid.q_range[1] for grid in [*layers, self._head, self._fixed])
 
+    @property
+    def max_sync_rows(self) -> int:
+        """Most rows of a sync that were measured."""
+        return min(grid.q_range[1] for grid in (self._sync, self._fc))
+
     def t_ar(self, kv: ArrayLike) -> FloatArray:
         """One plain decoding step."""
         return self._step(1, kv)

@@ -4,6 +4,7 @@ Data never repeat: step s of a phase reads its own chart numbers, so a resumed r
 uninterrupted one would have seen.
 """
 
+import math
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -167,7 +168,8 @@ class _ProgressLine:
     def show(self, step: int, figures: dict[str, float]) -> None:
         """Smooth the figures of a step and print them if it is time."""
         kept = self.smooth if self.smooth.keys() == figures.keys() else figures
-        self.smooth = {key: 0.95 * kept[key] + 0.05 * value for key, value in figures.items()}
+        known = {key: v if math.isfinite(v) else kept[key] for key, v in figures.items()}
+        self.smooth = {key: 0.95 * kept[key] + 0.05 * value for key, value in known.items()}
         now = time.monotonic()
         if now - self.shown < 20.0:
             return
