@@ -1,16 +1,20 @@
 """Comparing an answer with its chart: which names, colours and values are right.
 
-The facts of a kind are read from both answers in order and compared place by place, so a fact that
-is missing, wrong or out of order counts as wrong, and so does one too many.
+The facts of a kind are read from both answers and paired in order, so a fact that is missing, wrong
+or out of order counts as wrong once, and so does one too many. (Compared place by place, one name
+left out would make all names after it wrong.)
 """
 
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dreams_nas.targets.embedded.charts import COLOUR_NAMES
 from dreams_nas.targets.embedded.generator import Example
 
+F = TypeVar("F")
 _COLOUR = re.compile(rf"\b({'|'.join(COLOUR_NAMES)})\b")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w])")
 
@@ -33,15 +37,14 @@ class Score:
         facts = example.facts
         self.num_answers += 1
         names = find_names(answer, example.chart.names)
-        self.names += _matches(facts.names, names)
+        self.names += num_matches(facts.names, names)
         self.num_names += max(len(facts.names), len(names))
-        colours = _COLOUR.findall(answer)
-        self.colours += _matches(_COLOUR.findall(facts.text), colours)
-        self.num_colours += max(len(_COLOUR.findall(facts.text)), len(colours))
+        wanted, colours = _COLOUR.findall(facts.text), _COLOUR.findall(answer)
+        self.colours += num_matches(wanted, colours)
+        self.num_colours += max(len(wanted), len(colours))
         found = [int(number) for number in _NUMBER.findall(answer)]
-        pairs = list(zip(facts.values, found, strict=False))
-        self.values += sum(abs(a - b) <= 1 for a, b in pairs)
-        self.values_exact += sum(a == b for a, b in pairs)
+        self.values += num_matches(facts.values, found, lambda a, b: abs(a - b) <= 1)
+        self.values_exact += num_matches(facts.values, found)
         self.num_values += max(len(facts.values), len(found))
 
     def report(self) -> dict[str, float | int | None]:
@@ -61,8 +64,17 @@ def find_names(answer: str, names: Sequence[str]) -> list[str]:
     return re.findall(rf"\b(?:{'|'.join(map(re.escape, longest_first))})\b", answer)
 
 
-def _matches(wanted: Sequence[str], found: Sequence[str]) -> int:
-    return sum(a == b for a, b in zip(wanted, found, strict=False))
+def num_matches(
+    wanted: Sequence[F], found: Sequence[F], same: Callable[[F, F], bool] = operator.eq
+) -> int:
+    """Return how many facts are right: the most that can be paired in order."""
+    best = [0] * (len(found) + 1)
+    for fact in wanted:
+        before = best
+        best = [0]
+        for i, other in enumerate(found):
+            best.append(max(before[i + 1], best[i], before[i] + same(fact, other)))
+    return best[-1]
 
 
 def _share(part: int, whole: int) -> float | None:
