@@ -180,6 +180,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         identity=identify_device("cpu"), shape_hash=target.spec.shape_hash
     )
     save_table(table.replace(header=header), folder / "table.json")
+    assert main(["calibrate", *_shared(folder), "--set", "max_new_tokens=40"]) == 0
     return folder
 
 
@@ -205,8 +206,6 @@ def test_calibrate_stores_its_map_and_leaves_the_weights(
 def test_bench_times_every_policy_and_reference_it_is_told(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["calibrate", *_shared(place), "--set", "max_new_tokens=40"]) == 0
-    capsys.readouterr()
     bench = ["bench", *_shared(place), "--passes", "1", "--max-new-tokens", "12"]
     policies = [x for name in ("chain", "dynamic", "adaptive") for x in ("--policy", name)]
     table = ["--table", f"{place}/table.json"]
@@ -233,8 +232,6 @@ def test_bad_input_of_calibrate_and_policies(
     place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     verb, *more = arguments
-    assert main(["calibrate", *_shared(place), "--set", "max_new_tokens=40"]) == 0
-    capsys.readouterr()
     assert main([verb, *_shared(place), *more]) == 2
     err = capsys.readouterr().err
     assert said in err
