@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draft_models import build_loud_target, build_ready
+from draft_models import build_loud_target, build_ready, draw_by_law
 from target_models import FAMILIES, IMAGE_FAMILIES, build_prompt, build_tokenizer
 from torch import Tensor
 
@@ -100,17 +100,11 @@ def test_grown_trees_save_rounds_and_say_what_they_were(plan: str) -> None:
     assert [r.drafted for r in again.rounds] == [r.drafted for r in fast.rounds]
 
 
-def _draw_by_law(self: Chooser, probabilities_QV: Tensor) -> Tensor:
-    weights_V = torch.linspace(0.1, 7.3, probabilities_QV.shape[-1], dtype=torch.float64).sin()
-    place_Q = (probabilities_QV.double() @ weights_V * 1e3).remainder(1)
-    return (probabilities_QV.double().cumsum(-1) > place_Q[:, None]).int().argmax(-1)
-
-
 @pytest.mark.parametrize("plan", ["published", "small", "adaptive"])
 def test_sampling_and_penalties_do_not_depend_on_the_tree(
     plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Chooser, "draw", _draw_by_law)
+    monkeypatch.setattr(Chooser, "draw", draw_by_law)
     target = build_loud_target("llava", seed=2)
     inputs = build_prompt(target, 1)
     settings = GenerationSettings(do_sample=True, temperature=0.8, repetition_penalty=1.3)

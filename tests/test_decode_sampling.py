@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from draft_models import TREES, build_loud_target, build_ready
+from draft_models import TREES, build_loud_target, build_ready, draw_by_law
 from target_models import build_prompt, build_target
 from torch import Tensor
 from transformers import LogitsProcessorList
@@ -33,20 +33,13 @@ SETTINGS = {
 }
 
 
-def _draw_by_law(self: Chooser, probabilities_QV: Tensor) -> Tensor:
-    """A draw that is a function of the distribution alone, the same wherever it is met."""
-    weights_V = torch.linspace(0.1, 7.3, probabilities_QV.shape[-1], dtype=torch.float64).sin()
-    place_Q = (probabilities_QV.double() @ weights_V * 1e3).remainder(1)
-    return (probabilities_QV.double().cumsum(-1) > place_Q[:, None]).int().argmax(-1)
-
-
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("tree", TREES)
 def test_a_tree_draws_what_plain_decoding_draws(
     tree: str, settings: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With draws that depend on the distribution alone, both arms write the same tokens."""
-    monkeypatch.setattr(Chooser, "draw", _draw_by_law)
+    monkeypatch.setattr(Chooser, "draw", draw_by_law)
     target = build_loud_target("llava", seed=2)
     chosen = GenerationSettings(do_sample=True, **SETTINGS[settings])
     inputs = build_prompt(target, 1)
@@ -80,7 +73,7 @@ def _speculate(
 @pytest.mark.parametrize("fault", ["warp", "path"])
 def test_planted_faults_are_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An un-warped bonus token, and a penalty that forgets the path of a row."""
-    monkeypatch.setattr(Chooser, "draw", _draw_by_law)
+    monkeypatch.setattr(Chooser, "draw", draw_by_law)
     target = build_loud_target("llava", seed=2)
     chosen = GenerationSettings(do_sample=True, temperature=0.8, repetition_penalty=2.0)
     prompts = [build_prompt(target, 1, seed=seed) for seed in range(8)]

@@ -83,7 +83,7 @@ def decode_reference(
                 stopping_criteria=StoppingCriteriaList([stamps]),
                 **_SETTINGS[name],
             )
-    except (ValueError, NotImplementedError, TypeError) as error:
+    except (ValueError, NotImplementedError) as error:
         raise UserError(
             f"transformers cannot decode '{target.spec.name}' as arm '{name}' ({error}); leave "
             "that arm out"

@@ -1,7 +1,6 @@
 """A target and its draft, ready to answer: whole answers, or piece by piece as they come."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ from dreams_nas.core.config import build_config
 from dreams_nas.core.console import warn
 from dreams_nas.core.device import Attention, Dtype
 from dreams_nas.core.errors import UserError
-from dreams_nas.decode.accept import clip_accepted
+from dreams_nas.decode.answer import Answer, Piece
 from dreams_nas.decode.choose import seeded
 from dreams_nas.decode.drafting import ready_draft
 from dreams_nas.decode.engine import (
     Collector,
-    DecodeResult,
     build_plan,
     decode_steps,
     require_decodable,
@@ -76,87 +74,6 @@ def require_draft_folder(name: str, folder: str | Path) -> None:
                 f"draft '{name}': {folder} holds no {file}; a draft folder is what "
                 "`dreams-nas finetune` or `dreams-nas export` wrote"
             )
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Text that one token added to an answer."""
-
-    text: str
-    """Empty for special tokens and inside characters of several tokens."""
-    token: int
-    """Its id."""
-    is_accepted: bool
-    """Whether the draft proposed it; otherwise the target said it itself."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One answer and what its rounds did."""
-
-    text: str
-    """The answer, special tokens left out, ending with the stop string that ended it."""
-    result: DecodeResult
-    """Tokens, rounds and times."""
-    tree: StaticTree
-    """What was drafted in each round; empty for plain decoding."""
-    settings: GenerationSettings
-    """What tokens were chosen by, the target's own settings filled in."""
-    num_prompt_tokens: int
-
-    def statistics(self) -> dict[str, Any]:
-        """Rounds and times for machines; null where there is nothing to divide by."""
-        result = self.result
-        num_decoded, num_rounds = max(0, len(result.tokens) - 1), len(result.rounds)
-        accepted = clip_accepted([r.num_accepted for r in result.rounds], len(result.tokens))
-        levels = self.tree.num_levels
-        speculates = levels and num_rounds
-        return {
-            "answer": self.text,
-            "num_prompt_tokens": self.num_prompt_tokens,
-            "num_tokens": len(result.tokens),
-            "num_rounds": num_rounds,
-            "acceptance_length": num_decoded / num_rounds if speculates else None,
-            "acceptance_rate": sum(accepted) / (levels * num_rounds) if speculates else None,
-            "accepted": list(accepted) if levels else None,
-            "stopped": result.stopped,
-            "prefill_ms": 1e3 * result.prefill_s,
-            "decode_ms": 1e3 * result.decode_s,
-            "tokens_per_s": num_decoded / result.decode_s if num_decoded else None,
-            "policy": self.tree.describe(),
-            "settings": self.settings.describe(),
-        }
-
-    def describe(self) -> str:
-        """Rounds and times in one line for people."""
-        s = self.statistics()
-        parts = [f"{s['num_tokens']} tokens in {s['num_rounds']} rounds after the prefill"]
-        if s["acceptance_length"] is not None:
-            parts.append(
-                f"acceptance length {s['acceptance_length']:.2f} (tokens per round), acceptance "
-                f"rate {s['acceptance_rate']:.2f} (accepted / {self.tree.num_levels} levels)"
-            )
-        parts.append(f"prefill {s['prefill_ms']:.1f} ms, decoding {s['decode_ms']:.1f} ms")
-        if s["tokens_per_s"] is not None:
-            parts.append(f"{s['tokens_per_s']:.1f} tokens/s")
-        chosen = ", ".join(f"{name} {value}" for name, value in s["settings"].items())
-        return "; ".join([*parts, "greedy" if chosen == "do_sample False" else chosen])
-
-    def trace(self) -> dict[str, Any]:
-        """Everything about the rounds, for a JSON file."""
-        return {
-            **self.statistics(),
-            "tokens": self.result.tokens,
-            "parents": list(self.tree.parents),
-            "rounds": [
-                {
-                    "drafted": list(done.drafted),
-                    "accepted_path": list(done.path),
-                    "ms": 1e3 * done.seconds,
-                }
-                for done in self.result.rounds
-            ],
-        }
 
 
 class AnswerStream(Iterator[Piece]):
