@@ -37,6 +37,20 @@ def register(app: typer.Typer) -> None:
             int | None,
             typer.Option("--chain", metavar="LEVELS", min=1, help="Draft a chain, not the tree."),
         ] = None,
+        policy: Annotated[
+            str | None,
+            typer.Option(
+                "--policy", metavar="NAME", help="Not the draft's tree: chain, dynamic, adaptive."
+            ),
+        ] = None,
+        table: Annotated[
+            str | None,
+            typer.Option("--table", metavar="FILE", help="Latency table; adaptive decides by it."),
+        ] = None,
+        allow_mismatch: Annotated[
+            bool,
+            typer.Option("--allow-mismatch", help="Only warn about a table measured elsewhere."),
+        ] = False,
         sample: Annotated[
             bool, typer.Option("--sample", help="Draw tokens at random instead of the likeliest.")
         ] = False,
@@ -83,7 +97,7 @@ def register(app: typer.Typer) -> None:
         dreams-nas generate --prompt "Hello" --sample --temperature 0.7 --top-p 0.9 --seed 3
         """
         from dreams_nas.core.files import write_json
-        from dreams_nas.decode.decoder import start
+        from dreams_nas.decode.loading import start
         from dreams_nas.decode.settings import GenerateConfig
 
         assert isinstance(config, GenerateConfig)
@@ -94,6 +108,9 @@ def register(app: typer.Typer) -> None:
             prompt=prompt,
             max_new_tokens=max_new_tokens,
             chain=chain,
+            policy=policy,
+            table=table,
+            allow_mismatch=allow_mismatch or None,
             do_sample=sample or None,
             temperature=temperature,
             top_k=top_k,

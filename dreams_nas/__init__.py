@@ -8,7 +8,7 @@ torch-free packages stay light.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dreams_nas.decode.decoder import generate, load_decoder
+    from dreams_nas.decode.loading import generate, load_decoder
 
 __all__ = ["__version__", "generate", "load_decoder"]
 __version__ = "0.1.0"
@@ -17,6 +17,6 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     if name not in ("generate", "load_decoder"):
         raise AttributeError(f"module 'dreams_nas' has no attribute '{name}'")
-    from dreams_nas.decode import decoder
+    from dreams_nas.decode import loading
 
-    return getattr(decoder, name)
+    return getattr(loading, name)

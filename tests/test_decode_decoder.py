@@ -1,25 +1,38 @@
 """Answers for users: whole or piece by piece, from Python and from the command line."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fake_tables
 import pytest
 import torch
-from bench_cases import ARCH, with_policy
+from bench_cases import ARCH, space_of, with_policy
 from draft_models import TREES, build_draft
 from PIL import Image
-from target_models import save_target
+from target_models import build_prompt, save_target
 
 import dreams_nas
+from dreams_nas.bench.calibrate import calibrate
+from dreams_nas.bench.measure import Prompt
 from dreams_nas.cli.app import main
+from dreams_nas.core.device import identify_device
 from dreams_nas.core.errors import UserError
+from dreams_nas.decode.adaptive import AdaptivePlan
 from dreams_nas.decode.decoder import Decoder
+from dreams_nas.decode.dynamic import DynamicPlan
+from dreams_nas.decode.plan import TreePlan
 from dreams_nas.decode.settings import GenerationSettings
 from dreams_nas.draft.model import load_draft
+from dreams_nas.latency.table import save_table
+from dreams_nas.space.policy import DynamicTree
+from dreams_nas.space.tree import StaticTree
+from dreams_nas.targets.deployment import target_deployment
 from dreams_nas.targets.loading import load_target
 
 PROMPT = "w5 w6 w7"
+ADAPTIVE = ("--policy", "adaptive", "--table", "PLACE/table.json", "--threads", "1")
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +40,21 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("place")
     save_target(folder / "target", "llava")
     target = load_target(folder / "target", "cpu", threads=1)
-    with_policy(build_draft(target, ARCH), TREES["bushy"]).save(folder / "draft")
+    draft = with_policy(build_draft(target, ARCH), TREES["bushy"])
+    prompts = [Prompt(str(i), build_prompt(target, seed=i)) for i in range(6)]
+    tree = DynamicTree(num_levels=3, width=3, num_nodes=9)
+    found = calibrate(target, draft, tree, prompts, 20, quiet=True)
+    draft.config = draft.config.replace(calibration=found)
+    draft.save(folder / "draft")
+    with_policy(build_draft(target, ARCH), TREES["bushy"]).save(folder / "raw")
     Image.new("RGB", (20, 30), "red").save(folder / "chart.png")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fake_tables, "DIMS", target.spec.dims)
+        table = fake_tables.build_table(space_of(ARCH), deployment=target_deployment(target))
+    header = table.header.replace(
+        identity=identify_device("cpu"), shape_hash=target.spec.shape_hash
+    )
+    save_table(table.replace(header=header), folder / "table.json")
     return folder
 
 
@@ -129,10 +155,19 @@ def test_input_from_python_is_taken_or_refused_by_name(decoder: Decoder, place: 
 
 def test_a_draft_brings_its_own_tree(decoder: Decoder, place: Path) -> None:
     draft = load_draft(place / "draft", dtype=torch.float64)
-    assert Decoder(decoder.target, draft).tree == TREES["bushy"]
-    chain = dreams_nas.load_decoder(str(place / "target"), place / "draft", chain=2, device="cpu")
-    assert chain.tree.num_levels == 2
-    assert chain.tree.is_chain
+    own = Decoder(decoder.target, draft).plan
+    assert isinstance(own, TreePlan)
+    assert own.tree == TREES["bushy"]
+    load = partial(dreams_nas.load_decoder, str(place / "target"), place / "draft", device="cpu")
+    chain = load(chain=2).plan
+    assert isinstance(chain, TreePlan)
+    assert chain.tree == StaticTree.chain(2)
+    dynamic = load(policy="dynamic").plan
+    assert isinstance(dynamic, DynamicPlan)
+    assert (dynamic.num_levels, dynamic.num_nodes) == (4, 17)
+    adaptive = load(policy="adaptive", table=place / "table.json", threads=1)
+    assert isinstance(adaptive.plan, AdaptivePlan)
+    assert adaptive.generate(PROMPT).text == Decoder(adaptive.target).generate(PROMPT).text
 
 
 def call(capsys: pytest.CaptureFixture[str], place: Path, *arguments: str) -> tuple[int, str, str]:
@@ -155,15 +190,33 @@ def test_a_trace_holds_every_round(
     assert len(trace["rounds"]) == line["num_rounds"]
     tokens, position = trace["tokens"], 1
     for done in trace["rounds"]:
-        assert len(done["drafted"]) == len(trace["parents"]) == 17
+        assert len(done["drafted"]) == len(done["parents"]) == 17
         assert done["ms"] > 0
         before = -1
         for node in done["accepted_path"]:
-            assert trace["parents"][node] == before
+            assert done["parents"][node] == before
             if position < len(tokens):
                 assert done["drafted"][node] == tokens[position]
             before, position = node, position + 1
         position += 1
+
+
+@pytest.mark.parametrize("policy", ["chain", "dynamic", "adaptive"])
+def test_policies_draft_other_trees_for_the_same_answer(
+    policy: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, plain, _ = call(capsys, place)
+    file = tmp_path / "trace.json"
+    flags = [a.replace("PLACE", str(place)) for a in ADAPTIVE if a != "adaptive"]
+    flags.insert(1, policy)
+    code, text, _ = call(capsys, place, "--draft", f"{place}/draft", "--trace", f"{file}", *flags)
+    assert code == 0
+    assert text == plain
+    trace = json.loads(file.read_text())
+    assert trace["policy"]["kind"] == {"dynamic": "dynamic_tree"}.get(policy, policy)
+    for done in trace["rounds"]:
+        assert len(done["parents"]) == len(done["drafted"])
+        assert all(-1 <= parent < node for node, parent in enumerate(done["parents"]))
 
 
 def test_sampling_flags_change_the_answer(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,6 +256,11 @@ def test_sampling_flags_change_the_answer(place: Path, capsys: pytest.CaptureFix
         (("--chain", "100000", "--draft", "PLACE/draft"), "--chain"),
         (("--sample", "--seed", "99999999999999999999"), "seed = "),
         (("--sample", "--acceptance", "block", "--draft", "PLACE/draft"), "needs a chain"),
+        (("--policy", "adaptive", "--draft", "PLACE/draft"), "give --table FILE"),
+        (("--policy", "best", "--draft", "PLACE/draft"), "policy"),
+        (("--policy", "chain", "--chain", "3", "--draft", "PLACE/draft"), "leave one out"),
+        ((*ADAPTIVE, "--draft", "PLACE/raw"), "dreams-nas calibrate"),
+        ((*ADAPTIVE, "--draft", "PLACE/draft", "--dtype", "float64"), "float64"),
     ],
 )
 def test_impossible_settings_end_with_a_rule(

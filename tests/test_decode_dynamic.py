@@ -1,7 +1,6 @@
 """Trees grown every round: the same answers, the likeliest nodes, what costs decide."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,11 @@ from target_models import FAMILIES, IMAGE_FAMILIES, build_prompt, build_tokenize
 from torch import Tensor
 
 from dreams_nas.core.errors import UserError
-from dreams_nas.decode.adaptive import Economist, RoundCosts, adaptive_plan
+from dreams_nas.decode.adaptive import AdaptivePlan, Economist, HostTree
 from dreams_nas.decode.choose import Chooser
-from dreams_nas.decode.dynamic import (
-    Candidates,
-    DynamicPlan,
-    LikeliestPaths,
-    ancestry,
-    dynamic_plan,
-)
-from dreams_nas.decode.engine import decode
+from dreams_nas.decode.costs import RoundCosts
+from dreams_nas.decode.dynamic import DynamicPlan, ancestry, grow
+from dreams_nas.decode.engine import Plan, decode
 from dreams_nas.decode.reference import _run_draft
 from dreams_nas.decode.settings import GenerationSettings
 from dreams_nas.draft.layers import fuse, head
@@ -46,21 +40,20 @@ def calibration(tree: DynamicTree, continuation: float = 0.9) -> Calibration:
         acceptance=tuple(np.exp(knots).tolist()),
         continuation=continuation,
     )
-    return Calibration(tree=tree, levels=(level,), error=0.0, num_rounds=1)
+    return Calibration(tree=tree, levels=(level,), error=0.0, num_rounds=1, tokens_per_round=2.0)
 
 
 def costs(step_ms: float, row_ms: float, verify_ms: float = 5.0) -> RoundCosts:
     """Steps at a flat price, verification at a price per row on top of a flat one."""
-    rows = np.arange(64, dtype=np.float64)
-    return RoundCosts(
-        sync_ms=0.1, step_ms=np.full(16, step_ms), verify_ms=verify_ms + row_ms * rows
-    )
+    rows_ms = verify_ms + row_ms * np.arange(64, dtype=np.float64)
+    return RoundCosts(sync_ms=0.1, step_ms=np.full(16, step_ms), chain_ms=rows_ms, tree_ms=rows_ms)
 
 
-PLANS: dict[str, Callable[[], DynamicPlan]] = {
-    **{name: (lambda tree=tree: dynamic_plan(tree)) for name, tree in SHAPES.items()},
-    "adaptive": lambda: adaptive_plan(calibration(SHAPES["published"]), costs(0.3, 0.05)),
-    "miser": lambda: adaptive_plan(calibration(SHAPES["small"]), costs(9.0, 9.0)),
+PLANS: dict[str, Plan] = {
+    **{name: DynamicPlan(tree) for name, tree in SHAPES.items()},
+    "adaptive": AdaptivePlan(calibration(SHAPES["published"]), costs(0.3, 0.05)),
+    "adaptive_chain": AdaptivePlan(calibration(SHAPES["chain"]), costs(0.1, 0.01)),
+    "miser": AdaptivePlan(calibration(SHAPES["small"]), costs(9.0, 9.0)),
 }
 
 
@@ -72,7 +65,7 @@ def test_every_grown_tree_decodes_as_plain_does(plan: str, family: str) -> None:
     for num_images in (0, 1, 2) if family in IMAGE_FAMILIES else (0,):
         inputs = build_prompt(target, num_images, seed=num_images)
         plain = decode(target, inputs, max_new_tokens=NUM_NEW)
-        fast = decode(target, inputs, max_new_tokens=NUM_NEW, draft=draft, plan=PLANS[plan]())
+        fast = decode(target, inputs, max_new_tokens=NUM_NEW, draft=draft, plan=PLANS[plan])
         assert fast.tokens == plain.tokens
 
 
@@ -82,7 +75,7 @@ def test_grown_trees_save_rounds_and_say_what_they_were(plan: str) -> None:
     inputs = build_prompt(target, 1)
     draft = build_ready(target, ARCH)
     plain = decode(target, inputs, max_new_tokens=NUM_NEW)
-    fast = decode(target, inputs, max_new_tokens=NUM_NEW, draft=draft, plan=PLANS[plan]())
+    fast = decode(target, inputs, max_new_tokens=NUM_NEW, draft=draft, plan=PLANS[plan])
     assert len(fast.rounds) < len(plain.rounds)
     position = 1
     for done in fast.rounds:
@@ -96,7 +89,7 @@ def test_grown_trees_save_rounds_and_say_what_they_were(plan: str) -> None:
                 assert done.drafted[node] == plain.tokens[position]
             before, position = node, position + 1
         position += 1
-    again = decode(target, inputs, max_new_tokens=NUM_NEW, draft=draft, plan=PLANS[plan]())
+    again = decode(target, inputs, max_new_tokens=NUM_NEW, draft=draft, plan=PLANS[plan])
     assert [r.drafted for r in again.rounds] == [r.drafted for r in fast.rounds]
 
 
@@ -111,10 +104,10 @@ def test_sampling_and_penalties_do_not_depend_on_the_tree(
     shared: dict[str, Any] = {"max_new_tokens": NUM_NEW, "settings": settings, "stop_ids": ()}
     plain = decode(target, inputs, **shared)
     draft = build_ready(target, ARCH)
-    assert decode(target, inputs, draft=draft, plan=PLANS[plan](), **shared).tokens == plain.tokens
+    assert decode(target, inputs, draft=draft, plan=PLANS[plan], **shared).tokens == plain.tokens
     drawn = settings.replace(acceptance="residual")
     with pytest.raises(UserError, match="needs a chain"):
-        decode(target, inputs, draft=draft, plan=PLANS[plan](), **{**shared, "settings": drawn})
+        decode(target, inputs, draft=draft, plan=PLANS[plan], **{**shared, "settings": drawn})
 
 
 def test_the_first_tree_holds_the_likeliest_paths() -> None:
@@ -123,7 +116,7 @@ def test_the_first_tree_holds_the_likeliest_paths() -> None:
     draft = build_ready(target, DraftArch(tap="last", depth=1))
     inputs = build_prompt(target)
     tree = DynamicTree(num_levels=3, width=4, num_nodes=12)
-    plan = DynamicPlan(tree, LikeliestPaths, wants_scores=True)
+    plan = DynamicPlan(tree, wants_scores=True)
     result = decode(target, inputs, max_new_tokens=3, draft=draft, plan=plan, stop_ids=())
     first = result.rounds[0]
     cache = target.build_cache(64)
@@ -176,7 +169,7 @@ def test_answers_end_inside_a_block_where_they_should(plan: str) -> None:
     draft = build_ready(target, ARCH)
     inputs = build_prompt(target, 1)
     answer = decode(target, inputs, max_new_tokens=20, stop_ids=()).tokens
-    shared: dict[str, Any] = {"draft": draft, "plan": PLANS[plan]()}
+    shared: dict[str, Any] = {"draft": draft, "plan": PLANS[plan]}
     for limit in range(8):
         found = decode(target, inputs, max_new_tokens=limit, stop_ids=(), **shared)
         assert found.tokens == answer[:limit]
@@ -206,35 +199,56 @@ def test_ancestry_follows_parents() -> None:
     ]
 
 
-def _grow(director: Any, probabilities: list[list[float]], num_guesses: int) -> Candidates:
-    """Levels of candidates with these probabilities, given their parents."""
-    candidates = Candidates(torch.device("cpu"))
-    scores = torch.zeros(1, dtype=torch.float64)
-    for level in probabilities:
-        likely = torch.tensor(level, dtype=torch.float64).log()
-        scores_C = (scores[:, None] + likely[:num_guesses]).flatten()
-        candidates.add(torch.arange(len(scores_C)), scores_C, num_guesses)
-        index_W = director.expand(candidates)
-        if index_W is None:
-            break
-        candidates.expand(index_W)
-        scores = scores_C[index_W]
-    return candidates
+class ScriptedDraft:
+    """Every row of a level guesses with these probabilities."""
+
+    def __init__(self, levels: list[list[float]]) -> None:
+        self._levels = levels
+        self._depth, self._num_rows = 0, 1
+
+    def open_round(self) -> None:
+        self._depth, self._num_rows = 0, 1
+
+    def guess_likely(self, num_guesses: int) -> tuple[Tensor, Tensor]:
+        likely = torch.tensor(self._levels[self._depth][:num_guesses]).log()
+        return (
+            torch.arange(len(likely)).expand(self._num_rows, -1),
+            likely.expand(self._num_rows, -1),
+        )
+
+    def feed(self, tokens_W: Tensor, rows_W: Tensor, mask_WR: Tensor) -> None:
+        self._depth, self._num_rows = self._depth + 1, len(tokens_W)
+
+    def close_round(self) -> None:
+        pass
 
 
 @pytest.mark.parametrize("certain", [0.0, -1e-12])
 def test_a_kept_node_never_lacks_its_parent(certain: float) -> None:
     """Even where a draft is so sure that parent and child score the same."""
     tree = DynamicTree(num_levels=4, width=2, num_nodes=4)
-    director = LikeliestPaths(tree)
-    sure = math.exp(certain)
-    candidates = _grow(director, [[sure, 1e-13]] * 4, 2)
-    grown = candidates.take(director.keep(candidates))
+    draft: Any = ScriptedDraft([[math.exp(certain), 1e-13]] * 4)
+    grown = grow(draft, tree)
     assert (grown.parents_N <= torch.arange(4)).all()
     assert grown.depths_Q.tolist() == [0, 1, 2, 3, 4]
     depth = dict(enumerate(grown.depths_Q.tolist()))
     for node, parent in enumerate(grown.parents_N.tolist(), 1):
         assert depth[node] == depth[parent] + 1
+
+
+def _round(economist: Economist, levels: list[list[float]]) -> tuple[int, HostTree]:
+    """Levels that are drafted and the tree that is kept, with these guesses of every row."""
+    economist.open_round()
+    num_rows = 1
+    for number, level in enumerate(levels, 1):  # noqa: B007
+        logs = [math.log(p) for p in level]
+        economist.look([list(range(len(logs)))] * num_rows, [logs] * num_rows)
+        fed, rows = economist.expand()
+        assert rows == [place // len(logs) for place in fed]
+        num_rows = len(fed)
+        if not fed:
+            break
+    return number, economist.harvest()
 
 
 @pytest.mark.parametrize(
@@ -245,27 +259,40 @@ def test_costs_decide_how_much_is_drafted_and_kept(
     step_ms: float, row_ms: float, levels: int, nodes: int | None
 ) -> None:
     tree = DynamicTree(num_levels=4, width=2, num_nodes=14)
-    director = Economist(tree, calibration(tree), costs(step_ms, row_ms))
-    candidates = _grow(director, [[0.8, 0.15]] * 4, 2)
-    assert candidates.num_levels == levels
-    num_kept = len(director.keep(candidates))
+    economist = Economist(AdaptivePlan(calibration(tree), costs(step_ms, row_ms)))
+    num_levels, kept = _round(economist, [[0.8, 0.15]] * 4)
+    assert num_levels == levels
     if nodes is None:
-        assert 0 < num_kept < 14
+        assert 0 < len(kept.tokens) < 14
     else:
-        assert num_kept == nodes
+        assert len(kept.tokens) == nodes
 
 
 def test_a_higher_rate_makes_time_dearer() -> None:
     tree = DynamicTree(num_levels=4, width=2, num_nodes=14)
     kept = []
     for tokens in (1, 8):
-        director = Economist(tree, calibration(tree), costs(0.2, 0.25))
+        economist = Economist(AdaptivePlan(calibration(tree), costs(0.2, 0.25)))
         for _ in range(50):
-            candidates = _grow(director, [[0.8, 0.15]] * 4, 2)
-            director.keep(candidates)
-            director.observe(tokens)
-        kept.append(len(director.keep(_grow(director, [[0.8, 0.15]] * 4, 2))))
+            _round(economist, [[0.8, 0.15]] * 4)
+            economist.observe(tokens)
+        kept.append(len(_round(economist, [[0.8, 0.15]] * 4)[1].tokens))
     assert kept[1] < kept[0]
+
+
+def test_a_chain_is_kept_where_trees_are_dearer() -> None:
+    tree = DynamicTree(num_levels=4, width=2, num_nodes=14)
+    cheap = costs(0.01, 0.02)
+    dear = RoundCosts(cheap.sync_ms, cheap.step_ms, cheap.chain_ms, cheap.tree_ms + 4.0)
+    branching, chain = (
+        _round(Economist(AdaptivePlan(calibration(tree), c)), [[0.8, 0.15]] * 4)[1]
+        for c in (cheap, dear)
+    )
+    assert not branching.is_chain
+    assert chain.is_chain
+    assert len(chain.tokens) == 4
+    assert chain.visible() == [[i <= row for i in range(5)] for row in range(5)]
+    assert branching.depths()[1:] == [branching.depths()[p] + 1 for p in branching.parents]
 
 
 def test_a_child_never_counts_more_than_its_parent() -> None:
@@ -273,12 +300,10 @@ def test_a_child_never_counts_more_than_its_parent() -> None:
     tree = DynamicTree(num_levels=2, width=2, num_nodes=3)
     low = LevelCalibration(log_probabilities=(-9.0, 0.0), acceptance=(0.1, 0.2), continuation=1.0)
     high = low.replace(acceptance=(0.9, 1.0))
-    fitted = Calibration(tree=tree, levels=(low, high), error=0.0, num_rounds=1)
-    director = Economist(tree, fitted, costs(0.0, 0.0))
-    candidates = _grow(director, [[0.6, 0.3]] * 2, 2)
-    grown = candidates.take(director.keep(candidates))
-    assert grown.parents_N.tolist()[0] == 0
-    assert (grown.parents_N < torch.arange(1, len(grown.parents_N) + 1)).all()
+    fitted = calibration(tree).replace(levels=(low, high))
+    _, kept = _round(Economist(AdaptivePlan(fitted, costs(0.0, 0.0))), [[0.6, 0.3]] * 2)
+    assert kept.parents[0] == 0
+    assert all(parent <= node for node, parent in enumerate(kept.parents))
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,7 @@ def test_the_drafts_cache_equals_one_built_from_scratch(
     session.prefill(start, answer[:1], inputs)
     done = 1
     for num_accepted in accepted:
-        session.propose()
+        session.propose(plan)
         gained = slice(done, done + num_accepted + 1)
         features = everything.features_TF[length + done - 1 : length + done + num_accepted]
         session.sync(answer[gained], features)
@@ -293,4 +293,4 @@ def test_the_drafts_cache_equals_one_built_from_scratch(
     assert num_rows == fresh.cache.length
     for ours, theirs in zip(session.cache.buffers, fresh.cache.buffers, strict=True):
         torch.testing.assert_close(ours[:, :, :num_rows], theirs[:, :, :num_rows])
-    torch.testing.assert_close(session.propose(), fresh.propose())
+    torch.testing.assert_close(session.propose(plan), fresh.propose(plan))

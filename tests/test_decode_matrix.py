@@ -13,9 +13,10 @@ import torch
 from draft_models import TREES, build_loud_target, build_ready
 from target_models import build_prompt
 
-from dreams_nas.decode.adaptive import RoundCosts, adaptive_plan
+from dreams_nas.decode.adaptive import AdaptivePlan
+from dreams_nas.decode.costs import RoundCosts
 from dreams_nas.decode.drafting import DraftSession
-from dreams_nas.decode.dynamic import dynamic_plan
+from dreams_nas.decode.dynamic import DynamicPlan
 from dreams_nas.decode.engine import Plan, build_plan, decode
 from dreams_nas.space.arch import DraftArch
 from dreams_nas.space.policy import Calibration, DynamicTree, LevelCalibration
@@ -47,16 +48,18 @@ def _adaptive() -> Plan:
         log_probabilities=(-6.0, -2.0, 0.0), acceptance=(0.05, 0.4, 0.9), continuation=0.5
     )
     tree = DynamicTree(num_levels=5, width=4, num_nodes=20)
-    rows = np.arange(32, dtype=np.float64)
-    costs = RoundCosts(sync_ms=0.2, step_ms=np.full(8, 0.4), verify_ms=3 + 0.25 * rows)
-    fitted = Calibration(tree=tree, levels=(level,), error=0.0, num_rounds=1)
-    return adaptive_plan(fitted, costs)
+    rows_ms = 3 + 0.25 * np.arange(32, dtype=np.float64)
+    costs = RoundCosts(
+        sync_ms=0.2, step_ms=np.full(8, 0.4), chain_ms=rows_ms, tree_ms=rows_ms + 0.1
+    )
+    fitted = Calibration(tree=tree, levels=(level,), error=0.0, num_rounds=1, tokens_per_round=2)
+    return AdaptivePlan(fitted, costs)
 
 
 POLICIES: dict[str, Callable[[HuggingFaceTarget], Plan | None]] = {
     "chain": lambda target: build_plan(TREES["chain"], target),
     "bushy": lambda target: build_plan(TREES["bushy"], target),
-    "dynamic": lambda _: dynamic_plan(DynamicTree(num_levels=4, width=3, num_nodes=12)),
+    "dynamic": lambda _: DynamicPlan(DynamicTree(num_levels=4, width=3, num_nodes=12)),
     "adaptive": lambda _: _adaptive(),
 }
 
@@ -120,7 +123,7 @@ def test_cache_bytes_are_what_arithmetic_says() -> None:
     per_row = 2 * dims.num_layers * dims.num_kv_heads * dims.head_size * 8
     assert cache.num_bytes == 77 * per_row
     draft = build_ready(target, DraftArch(tap="last", depth=2))
-    plan = dynamic_plan(DynamicTree(num_levels=3, width=4, num_nodes=9))
+    plan = DynamicPlan(DynamicTree(num_levels=3, width=4, num_nodes=9))
     session = DraftSession(draft, target, plan, 50)
     row = 2 * 2 * dims.num_kv_heads * dims.head_size * 8
     assert session.cache.num_bytes == (50 + 2 * 4) * row

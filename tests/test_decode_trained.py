@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from dreams_nas.bench.calibrate import calibrate
-from dreams_nas.bench.policies import round_costs
 from dreams_nas.bench.stage import build_prompts
-from dreams_nas.decode.adaptive import adaptive_plan
+from dreams_nas.decode.adaptive import AdaptivePlan
+from dreams_nas.decode.costs import round_costs
 from dreams_nas.decode.drafting import ready_draft
-from dreams_nas.decode.dynamic import dynamic_plan
+from dreams_nas.decode.dynamic import DynamicPlan
 from dreams_nas.decode.engine import Plan, build_plan, decode
 from dreams_nas.distill.recipes import Recipe, SupernetTrainingConfig
 from dreams_nas.draft.model import load_draft
@@ -51,8 +51,8 @@ def test_a_trained_draft_never_changes_a_token(tmp_path: Path) -> None:
     plans: dict[str, Plan | None] = {
         "own": build_plan(draft.config.policy, target),
         "chain": build_plan(StaticTree.chain(4), target),
-        "dynamic": dynamic_plan(TREE),
-        "adaptive": adaptive_plan(fitted, costs),
+        "dynamic": DynamicPlan(TREE),
+        "adaptive": AdaptivePlan(fitted, costs),
     }
     ready = ready_draft(draft, target)
     num_checked = num_rounds = 0

@@ -66,7 +66,7 @@ def test_a_session_drafts_equal_guesses_in_the_order_of_replay() -> None:
     session = DraftSession(draft, target, plan, 4)
     features_AF = torch.randn(3, draft.weights.fc.shape[1], dtype=torch.bfloat16)
     session.sync(torch.tensor([5, 6, 7]), features_AF)
-    drafted = session.propose()
+    drafted = session.propose(plan)
     assert drafted.tolist() == ids_V[:6].tolist()
     logits_1V = head(draft.weights, torch.ones(1, alike.shape[1], dtype=torch.bfloat16))
     assert replayed_ranks(logits_1V, torch.arange(6)[None]) == [list(range(6))]

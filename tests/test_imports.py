@@ -18,7 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     "latency": {"core", "space"},
     "targets": {"core", "space"},
     "draft": {"core", "space"},
-    "decode": {"core", "space", "targets", "draft"},
+    "decode": {"core", "space", "latency", "targets", "draft"},
     "supernet": {"core", "space", "draft"},
     "features": {"core", "space", "targets"},
     "replay": {"core", "space", "targets", "draft", "decode", "supernet", "features"},

@@ -7,10 +7,11 @@ from typing import Any
 
 from dreams_nas.bench.references import decode_reference
 from dreams_nas.core.errors import UserError
-from dreams_nas.decode.decoder import load_draft_and_tree, require_draft_folder
+from dreams_nas.decode.adaptive import AdaptivePlan
 from dreams_nas.decode.drafting import ReadyDraft, ready_draft
 from dreams_nas.decode.dynamic import DynamicPlan
 from dreams_nas.decode.engine import DecodeResult, Plan, build_plan, decode
+from dreams_nas.decode.loading import load_draft_and_tree, require_draft_folder
 from dreams_nas.decode.parts import Parts
 from dreams_nas.draft.model import DraftModel
 from dreams_nas.space.tree import StaticTree
@@ -34,7 +35,7 @@ class Arm:
     """Who proposes; None is plain decoding. On the target's device, in its dtype."""
     tree: StaticTree = NO_TREE
     """What is proposed; the empty tree decodes plainly."""
-    grown: DynamicPlan | None = None
+    grown: DynamicPlan | AdaptivePlan | None = None
     """How trees are grown anew in every round, instead of `tree`."""
     reference: str | None = None
     """Which way of transformers decodes instead of this package, one of `REFERENCE_NAMES`."""

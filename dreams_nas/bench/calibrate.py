@@ -5,7 +5,6 @@ Shapes: X observed paths of one length.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,18 +16,19 @@ from dreams_nas.core.console import progress
 from dreams_nas.core.errors import UserError
 from dreams_nas.core.files import write_json
 from dreams_nas.core.seeds import derive_seed
-from dreams_nas.decode.decoder import require_draft_folder
 from dreams_nas.decode.drafting import ready_draft
-from dreams_nas.decode.dynamic import DynamicPlan, LikeliestPaths
+from dreams_nas.decode.dynamic import DynamicPlan
 from dreams_nas.decode.engine import Round, decode
+from dreams_nas.decode.loading import require_draft_folder
 from dreams_nas.draft.checkpoint import CONFIG_FILE
 from dreams_nas.draft.model import DraftModel, load_draft
 from dreams_nas.features.conversations import load_conversations
+from dreams_nas.latency.grid import FloatArray
+from dreams_nas.latency.monotone import rising_fit
 from dreams_nas.space.policy import Calibration, DynamicTree, LevelCalibration
 from dreams_nas.targets.loading import load_placed
 from dreams_nas.targets.protocol import Target
 
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 _NUM_BINS = 24
 _HELD_OUT = 3
 """Every third prompt is not fitted; the error is measured on those."""
@@ -60,7 +60,7 @@ def gather(
 
     The last round may run over the end of the answer, where nobody knows what is right.
     """
-    plan = DynamicPlan(tree, LikeliestPaths, wants_scores=True)
+    plan = DynamicPlan(tree, wants_scores=True)
     ready = ready_draft(draft, target)
     found = []
     with progress("decoding for calibration", len(prompts), quiet) as bar:
@@ -90,22 +90,19 @@ def by_level(rounds: Sequence[Round], num_levels: int) -> list[LevelPaths]:
     return levels
 
 
-def isotonic(scores_X: Floats, accepted_X: Floats) -> tuple[Floats, Floats]:
+def isotonic(scores_X: FloatArray, accepted_X: FloatArray) -> tuple[FloatArray, FloatArray]:
     """The monotone map from scores to acceptance that fits best, as knots.
 
     Observations are put into bins of equal count, and bins that fall are pooled.
     """
     order = np.argsort(scores_X, kind="stable")
     bins = [part for part in np.array_split(order, _NUM_BINS) if len(part)]
-    blocks: list[list[float]] = []  # sum of scores, sum of accepted, count
-    for part in bins:
-        blocks.append([scores_X[part].sum(), accepted_X[part].sum(), len(part)])
-        while len(blocks) > 1 and blocks[-2][1] / blocks[-2][2] >= blocks[-1][1] / blocks[-1][2]:
-            last = blocks.pop()
-            blocks[-1] = [a + b for a, b in zip(blocks[-1], last, strict=True)]
-    table = np.array(blocks)
+    knots, acceptance = (
+        np.array([values[part].mean() for part in bins]) for values in (scores_X, accepted_X)
+    )
+    counts = np.array([len(part) for part in bins], dtype=np.float64)
     # Bins of one and the same score may differ in their means' last bit.
-    return np.maximum.accumulate(table[:, 0] / table[:, 2]), table[:, 1] / table[:, 2]
+    return np.maximum.accumulate(knots), rising_fit(acceptance, counts)
 
 
 def fit(levels: Sequence[LevelPaths]) -> tuple[LevelCalibration, ...]:
@@ -128,12 +125,12 @@ def fit(levels: Sequence[LevelPaths]) -> tuple[LevelCalibration, ...]:
 def calibration_error(calibration: Calibration, levels: Sequence[LevelPaths]) -> float:
     """Expected calibration error over all paths, ten bins of equal width."""
     parts = [
-        (calibration.acceptance(number, np.array(level.scores)), np.array(level.accepted))
+        (np.array([calibration.level(number).accepted(score) for score in level.scores]), level)
         for number, level in enumerate(levels, 1)
         if level.scores
     ]
     likely_X = np.concatenate([likely for likely, _ in parts])
-    accepted_X = np.concatenate([accepted for _, accepted in parts])
+    accepted_X = np.concatenate([np.array(level.accepted) for _, level in parts])
     bin_X = np.minimum((10 * likely_X).astype(int), 9)
     gaps = [abs(float((likely_X - accepted_X)[bin_X == index].sum())) for index in np.unique(bin_X)]
     return sum(gaps) / len(likely_X)
@@ -167,7 +164,13 @@ def calibrate(
         raise UserError(
             f"none of {len(kept)} rounds accepted a drafted token; this draft cannot be calibrated"
         )
-    found = Calibration(tree=tree, levels=levels, error=0.0, num_rounds=len(kept))
+    found = Calibration(
+        tree=tree,
+        levels=levels,
+        error=0.0,
+        num_rounds=len(kept),
+        tokens_per_round=1 + sum(done.num_accepted for done in kept) / len(kept),
+    )
     error = calibration_error(found, by_level(held_out, tree.num_levels))
     return found.replace(error=error)
 

@@ -6,9 +6,9 @@ from pydantic import Field
 
 from dreams_nas.core.config import Config
 from dreams_nas.core.place import PlaceConfig
+from dreams_nas.space.policy import PolicyName
 
 Reference = Literal["generate", "prompt_lookup"]
-PolicyName = Literal["chain", "dynamic", "adaptive"]
 
 
 class MeasureConfig(Config):

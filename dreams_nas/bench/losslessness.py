@@ -107,7 +107,7 @@ def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
     return None if len(plain) == len(other) else min(len(plain), len(other))
 
 
-class _Judge:
+class Judge:
     """Explains differences; builds the float64 copy at the first one that needs it."""
 
     def __init__(self, target: Target, build_reference: BuildReference) -> None:
@@ -140,7 +140,7 @@ def check_losslessness(
         result: The bench.
         build_reference: Builds the float64 copy; called at most once, and only at a difference.
     """
-    judge = _Judge(target, build_reference)
+    judge = Judge(target, build_reference)
     num_checked = 0
     found: list[Divergence] = []
     for arm in result.arms:

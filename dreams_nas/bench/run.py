@@ -8,7 +8,7 @@ from dreams_nas.bench.arms import PLAIN, WINNER_NAME, Arm, load_arm, require_dra
 from dreams_nas.bench.artefacts import BENCH_FILES
 from dreams_nas.bench.config import BenchConfig
 from dreams_nas.bench.policies import policy_arms
-from dreams_nas.bench.stage import BenchReport, bench_arms, build_prompts, target_deployment
+from dreams_nas.bench.stage import BenchReport, bench_arms, build_prompts
 from dreams_nas.bench.summary import save_bench
 from dreams_nas.core.console import warn
 from dreams_nas.core.device import identify_device
@@ -19,6 +19,7 @@ from dreams_nas.core.seeds import derive_seed
 from dreams_nas.decode.generation import require_greedy
 from dreams_nas.features.conversations import load_conversations
 from dreams_nas.latency.table import load_table
+from dreams_nas.targets.deployment import target_deployment
 from dreams_nas.targets.loading import load_placed
 
 

@@ -4,8 +4,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from dreams_nas.bench.arms import (
     BASELINE_NAME,
     PLAIN_NAME,
@@ -35,22 +33,16 @@ from dreams_nas.bench.statistics import (
     quantiles,
 )
 from dreams_nas.core.console import warn
-from dreams_nas.core.device import Deployment, build_deployment
+from dreams_nas.core.device import Deployment
 from dreams_nas.core.errors import UserError
 from dreams_nas.core.lock import machine_lock
 from dreams_nas.decode.parts import Parts, shares
 from dreams_nas.decode.plan import TreePlan
 from dreams_nas.features.conversations import Conversation
 from dreams_nas.latency.table import LatencyTable
+from dreams_nas.targets.deployment import target_deployment
 from dreams_nas.targets.huggingface import HuggingFaceTarget
 from dreams_nas.targets.protocol import Target, TargetSpec
-
-_DTYPE_NAMES = {
-    torch.float64: "float64",
-    torch.float32: "float32",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-}
 
 _NUM_WATCHED = 20
 """Prompts whose rounds are taken apart: a few hundred rounds are enough for shares."""
@@ -138,20 +130,6 @@ def require_room(target: Target, prompts: Sequence[Prompt], max_new_tokens: int)
             f"needs {length + max_new_tokens} positions, and the target has {limit}: allow at most "
             f"{max(0, limit - length)} new tokens, or leave the sample out"
         )
-
-
-def target_deployment(target: Target) -> Deployment:
-    """The deployment that a target runs in, in this process."""
-    attention = "sdpa"
-    model = getattr(target, "model", None)
-    if model is not None and model.config._attn_implementation == "eager":
-        attention = "eager"
-    return build_deployment(
-        str(target.device),
-        _DTYPE_NAMES[target.dtype],  # type: ignore[arg-type]
-        attention=attention,  # type: ignore[arg-type]
-        threads=torch.get_num_threads(),
-    )
 
 
 def bench_arms(

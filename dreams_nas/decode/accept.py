@@ -31,6 +31,14 @@ def accept_greedy(
         tokens.append(chosen[row])
 
 
+def children_of(parents: Sequence[int]) -> list[list[int]]:
+    """Verified rows below each verified row, from the verified row of each node's parent."""
+    found: list[list[int]] = [[] for _ in range(len(parents) + 1)]
+    for row, parent in enumerate(parents, 1):
+        found[parent].append(row)
+    return found
+
+
 def clip_accepted(num_accepted: Sequence[int], num_tokens: int) -> tuple[int, ...]:
     """Accepted tokens of each round without those beyond the end of the answer.
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dreams_nas.decode.accept import clip_accepted
-from dreams_nas.decode.engine import DecodeResult
+from dreams_nas.decode.engine import DecodeResult, Plan
+from dreams_nas.decode.plan import TreePlan
 from dreams_nas.decode.settings import GenerationSettings
 from dreams_nas.space.tree import StaticTree
 
@@ -29,18 +30,22 @@ class Answer:
     """The answer, special tokens left out, ending with the stop string that ended it."""
     result: DecodeResult
     """Tokens, rounds and times."""
-    tree: StaticTree
-    """What was drafted in each round; empty for plain decoding."""
+    plan: Plan | None
+    """What was drafted; None for plain decoding."""
     settings: GenerationSettings
     """What tokens were chosen by, the target's own settings filled in."""
     num_prompt_tokens: int
+
+    @property
+    def _num_levels(self) -> int:
+        return 0 if self.plan is None else self.plan.num_levels
 
     def statistics(self) -> dict[str, Any]:
         """Rounds and times for machines; null where there is nothing to divide by."""
         result = self.result
         num_decoded, num_rounds = max(0, len(result.tokens) - 1), len(result.rounds)
         accepted = clip_accepted([r.num_accepted for r in result.rounds], len(result.tokens))
-        levels = self.tree.num_levels
+        levels = self._num_levels
         speculates = levels and num_rounds
         return {
             "answer": self.text,
@@ -54,7 +59,7 @@ class Answer:
             "prefill_ms": 1e3 * result.prefill_s,
             "decode_ms": 1e3 * result.decode_s,
             "tokens_per_s": num_decoded / result.decode_s if num_decoded else None,
-            "policy": self.tree.describe(),
+            "policy": (StaticTree() if self.plan is None else self.plan).describe(),
             "settings": self.settings.describe(),
         }
 
@@ -65,7 +70,7 @@ class Answer:
         if s["acceptance_length"] is not None:
             parts.append(
                 f"acceptance length {s['acceptance_length']:.2f} (tokens per round), acceptance "
-                f"rate {s['acceptance_rate']:.2f} (accepted / {self.tree.num_levels} levels)"
+                f"rate {s['acceptance_rate']:.2f} (accepted / {self._num_levels} levels)"
             )
         parts.append(f"prefill {s['prefill_ms']:.1f} ms, decoding {s['decode_ms']:.1f} ms")
         if s["tokens_per_s"] is not None:
@@ -74,14 +79,18 @@ class Answer:
         return "; ".join([*parts, "greedy" if chosen == "do_sample False" else chosen])
 
     def trace(self) -> dict[str, Any]:
-        """Everything about the rounds, for a JSON file."""
+        """Everything about the rounds, for a JSON file.
+
+        `parents` are each node's, by number, -1 the root.
+        """
+        fixed = self.plan.tree.parents if isinstance(self.plan, TreePlan) else ()
         return {
             **self.statistics(),
             "tokens": self.result.tokens,
-            "parents": list(self.tree.parents),
             "rounds": [
                 {
                     "drafted": list(done.drafted),
+                    "parents": list(fixed if done.parents is None else done.parents),
                     "accepted_path": list(done.path),
                     "ms": 1e3 * done.seconds,
                 }

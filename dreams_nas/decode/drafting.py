@@ -1,18 +1,17 @@
 """The draft's side of a round: committed rows in, drafted tokens out.
 
-Shapes: P prompt tokens, A rows to commit, W rows of a step, N nodes, D hidden, F tapped features,
-K best guesses per row.
+Shapes: P prompt tokens, A rows to commit, W rows of a step, R self-fed rows of a round, N nodes,
+D hidden, F tapped features, K best guesses per row.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from dreams_nas.decode.choose import Chooser
-from dreams_nas.decode.dynamic import Candidates, Director, DynamicPlan, GrownTree
-from dreams_nas.decode.parts import Parts
 from dreams_nas.decode.plan import LevelPlan, TreePlan, extend_mask
 from dreams_nas.draft.cache import DraftCache
 from dreams_nas.draft.layers import Rotary, build_rotary, forward_rows, fuse, head
@@ -21,6 +20,33 @@ from dreams_nas.draft.ranks import best_rows
 from dreams_nas.draft.visual import kept_rows
 from dreams_nas.draft.weights import DraftWeights
 from dreams_nas.targets.protocol import PrefillOutput, Target, TargetInputs
+
+
+class Bounds(Protocol):
+    """What a draft's caches must hold."""
+
+    @property
+    def num_levels(self) -> int:
+        """Longest path."""
+
+    @property
+    def num_self_fed(self) -> int:
+        """Most self-fed rows of a round."""
+
+
+class Drafter(Protocol):
+    """Whoever proposes tokens; holds no state of a sequence."""
+
+    @property
+    def target_layer_ids(self) -> tuple[int, ...]:
+        """Layers of the target that it reads."""
+
+    @property
+    def wants_importance(self) -> bool:
+        """Whether the prefill must rank image tokens."""
+
+    def open_session(self, target: Target, bounds: Bounds, capacity: int) -> "DraftSession":
+        """Begin a sequence of at most `capacity` committed rows."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +65,10 @@ class ReadyDraft:
     def wants_importance(self) -> bool:
         """Whether image tokens must be ranked: not when all or none are kept."""
         return 0 < self.keep_ratio < 1
+
+    def open_session(self, target: Target, bounds: Bounds, capacity: int) -> "DraftSession":
+        """See `Drafter.open_session`."""
+        return DraftSession(self, target, bounds, capacity)
 
 
 def ready_draft(draft: DraftModel, target: Target) -> ReadyDraft:
@@ -79,22 +109,22 @@ def _reach(draft: ReadyDraft, num_positions: int) -> Rotary:
 
 
 class DraftSession:
-    """Drafts for one sequence.
+    """Drafts for one sequence. Its methods never look at a value on the host.
 
-    Its methods never look at a value on the host; what `grow` asks its director may.
+    A round is `open_round`, then guesses of the open rows and `feed` by turns, then `close_round`;
+    `propose` does all of it along a static tree.
     """
 
-    def __init__(
-        self, draft: ReadyDraft, target: Target, plan: TreePlan | DynamicPlan, capacity: int
-    ) -> None:
+    def __init__(self, draft: ReadyDraft, target: Target, bounds: Bounds, capacity: int) -> None:
         """Allocate the cache for `capacity` committed rows besides a round's self-fed ones."""
         self._draft = draft
         self._target = target
-        self._plan = plan
-        self._cache = DraftCache(draft.weights, capacity + plan.num_self_fed)
-        self._table = _reach(draft, capacity + plan.num_levels)
+        self._cache = DraftCache(draft.weights, capacity + bounds.num_self_fed)
+        self._table = _reach(draft, capacity + bounds.num_levels)
         self._position = 0
         self._state_1D: Tensor | None = None
+        self._open_WD = torch.empty(0)
+        self._depth = 0
 
     @property
     def cache(self) -> DraftCache:
@@ -130,11 +160,57 @@ class DraftSession:
         self._commit(self._target.embed(tokens_A), features_AF, self._rotary(self._position, stop))
         self._position = stop
 
-    def propose(self) -> Tensor:
-        """Draft the tree below the last committed token, [N] target ids in node order."""
-        return self._grow(self._guess)
+    def open_round(self) -> None:
+        """Begin below the last committed token: its row is the open one."""
+        assert self._state_1D is not None, "nothing is committed yet"
+        self._open_WD, self._depth = self._state_1D, 0
 
-    def propose_drawn(self, chooser: Chooser) -> tuple[Tensor, Tensor]:
+    def guess_likely(self, num_guesses: int) -> tuple[Tensor, Tensor]:
+        """The best guesses of the open rows and how likely the draft holds them.
+
+        Returns:
+            Target ids [W, K], and natural logarithms of their probabilities, float32 [W, K].
+        """
+        logits_WV = head(self._draft.weights, self._open_WD).float()
+        likely_WK, best_WK = logits_WV.log_softmax(dim=-1).topk(
+            min(num_guesses, logits_WV.shape[-1]), dim=-1
+        )
+        return self._target_ids(best_WK), likely_WK
+
+    def feed(self, tokens_W: Tensor, rows_W: Tensor | slice | None, mask_WR: Tensor | None) -> None:
+        """Feed guesses back; their rows are the open ones then.
+
+        Args:
+            tokens_W: Target ids.
+            rows_W: The open row that each belongs to; None when that is all, in order.
+            mask_WR: What each sees of the round's self-fed rows, its own included, additive or
+                boolean; None when each sees all of them.
+        """
+        states_WD = self._open_WD if rows_W is None else self._open_WD[rows_W]
+        self._cache.open(len(tokens_W))
+        self._open_WD = self._step(tokens_W, states_WD, mask_WR)
+        self._depth += 1
+
+    def _step(self, tokens_W: Tensor, states_WD: Tensor, mask_WR: Tensor | None) -> Tensor:
+        position = self._position + self._depth
+        return forward_rows(
+            self._draft.weights,
+            self._target.embed(tokens_W)[None],
+            states_WD[None],
+            self._rotary(position, position + 1),
+            self._cache,
+            extend_mask(mask_WR, self._cache.length),
+        )[0]
+
+    def close_round(self) -> None:
+        """Forget the self-fed rows."""
+        self._cache.rewind()
+
+    def propose(self, plan: TreePlan) -> Tensor:
+        """Draft the tree below the last committed token, [N] target ids in node order."""
+        return self._draft_along(plan, self._guess)
+
+    def propose_drawn(self, plan: TreePlan, chooser: Chooser) -> tuple[Tensor, Tensor]:
         """Draw a chain from the draft's own warped distributions.
 
         Returns:
@@ -143,92 +219,35 @@ class DraftSession:
         """
         drawn_from: list[Tensor] = []
 
-        def draw(states_1D: Tensor, level: LevelPlan) -> Tensor:
-            probabilities_1W = chooser.warp(head(self._draft.weights, states_1D))
+        def draw(level: LevelPlan) -> Tensor:
+            probabilities_1W = chooser.warp(head(self._draft.weights, self._open_WD))
             drawn_from.append(probabilities_1W)
             return self._target_ids(chooser.draw(probabilities_1W))
 
-        tokens_L = self._grow(draw)
+        tokens_L = self._draft_along(plan, draw)
         drawn_LW, ids_W = torch.cat(drawn_from), self._draft.vocab_ids_W
         if ids_W is None:
             return tokens_L, drawn_LW
         drawn_LV = drawn_LW.new_zeros(len(drawn_LW), self._target.spec.dims.vocab)
         return tokens_L, drawn_LV.index_copy_(1, ids_W, drawn_LW)
 
-    def grow(self, director: Director, parts: Parts | None = None) -> GrownTree:
-        """Grow a tree below the last committed token, as a director decides.
-
-        Args:
-            director: Says what is expanded and kept.
-            parts: Books passes and ranking as steps, and what is decided as tree.
-        """
-
-        def lap(name: str) -> None:
-            if parts is not None:
-                parts.lap(name)
-
-        assert self._state_1D is not None, "nothing is committed yet"
-        assert isinstance(self._plan, DynamicPlan)
-        width, cache, states_WD = self._plan.policy.width, self._cache, self._state_1D
-        scores_W = torch.zeros(1, dtype=torch.float64, device=states_WD.device)
-        seen_WR = torch.zeros(1, 0, dtype=torch.bool, device=states_WD.device)
-        candidates = Candidates(states_WD.device)
-        for level in range(self._plan.num_levels):
-            logits_WV = head(self._draft.weights, states_WD)
-            num_guesses = min(width, logits_WV.shape[-1])
-            best_WK = best_rows(logits_WV, num_guesses).view(-1, num_guesses)
-            likely_WK = logits_WV.float().log_softmax(dim=-1).gather(1, best_WK).double()
-            tokens_C = self._target_ids(best_WK.flatten())
-            scores_C = (scores_W[:, None] + likely_WK).flatten()
-            lap("steps")
-            candidates.add(tokens_C, scores_C, num_guesses)
-            index_W = director.expand(candidates)
-            lap("tree")
-            if index_W is None:
-                break
-            candidates.expand(index_W)
-            row_W = index_W // num_guesses
-            scores_W, states_WD = scores_C[index_W], states_WD[row_W]
-            own_WW = torch.eye(len(index_W), dtype=torch.bool, device=row_W.device)
-            seen_WR = torch.cat([seen_WR[row_W], own_WW], dim=1)
-            cache.open(len(index_W))
-            position = self._position + level
-            states_WD = forward_rows(
-                self._draft.weights,
-                self._target.embed(tokens_C[index_W])[None],
-                states_WD[None],
-                self._rotary(position, position + 1),
-                cache,
-                torch.nn.functional.pad(seen_WR, (cache.length, 0), value=True),
-            )[0]
-        cache.rewind()
-        return candidates.take(director.keep(candidates))
-
-    def _grow(self, guess: Callable[[Tensor, LevelPlan], Tensor]) -> Tensor:
+    def _draft_along(self, plan: TreePlan, guess: Callable[[LevelPlan], Tensor]) -> Tensor:
         """Run the draft level by level; `guess` gives the tokens of a level's nodes."""
-        assert self._state_1D is not None, "nothing is committed yet"
-        assert isinstance(self._plan, TreePlan)
-        cache, states_WD = self._cache, self._state_1D
+        self.open_round()
         tokens: list[Tensor] = []
-        for depth, level in enumerate(self._plan.levels):
-            tokens.append(guess(states_WD, level))
+        for level in plan.levels:
+            tokens.append(guess(level))
             if not level.num_expanded:
                 break
             fed_W = tokens[-1] if level.expanded is None else tokens[-1][level.expanded]
-            if level.state_rows is not None:
-                states_WD = states_WD[level.state_rows]
-            cache.open(level.num_expanded)
-            position = self._position + depth
-            states_WD = forward_rows(
-                self._draft.weights,
-                self._target.embed(fed_W)[None],
-                states_WD[None],
-                self._rotary(position, position + 1),
-                cache,
-                extend_mask(level.step_mask, cache.length),
-            )[0]
-        cache.rewind()
+            self.feed(fed_W, level.state_rows, level.step_mask)
+        self.close_round()
         return torch.cat(tokens) if len(tokens) > 1 else tokens[0]
+
+    def _guess(self, level: LevelPlan) -> Tensor:
+        """Best guesses of the open rows, flattened row by row, then the nodes' own picked out."""
+        ids = best_rows(head(self._draft.weights, self._open_WD), level.num_ranks)
+        return self._target_ids(ids if level.picks is None else ids[level.picks])
 
     def _rotary(self, start: int, stop: int) -> Rotary:
         return Rotary(self._table.cos[start:stop], self._table.sin[start:stop])
@@ -253,11 +272,6 @@ class DraftSession:
             num_queries=1,
         )[0]
         self._cache.commit()
-
-    def _guess(self, states_WD: Tensor, level: LevelPlan) -> Tensor:
-        """Best guesses of some rows, flattened row by row, then the nodes' own picked out."""
-        ids = best_rows(head(self._draft.weights, states_WD), level.num_ranks)
-        return self._target_ids(ids if level.picks is None else ids[level.picks])
 
     def _target_ids(self, ids: Tensor) -> Tensor:
         """Head rows to target ids."""

@@ -1,15 +1,18 @@
-"""Trees that are grown every round: what is expanded, what is kept, how it is verified.
+"""Trees grown every round by a fixed rule: the likeliest of every level are expanded, the likeliest
+of all are verified (EAGLE-2, arXiv 2406.16858). Never looks at a value on the host.
 
 Shapes: C candidates of a level, M candidates of a round, N nodes kept, Q = N + 1 verified rows,
-W rows of a draft step.
+W rows of a draft step, R self-fed rows of a round.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from dreams_nas.decode.drafting import DraftSession
+from dreams_nas.decode.parts import Parts
 from dreams_nas.space.policy import DynamicTree
 
 _LEVEL_MARGIN = 1e-9
@@ -17,44 +20,32 @@ _LEVEL_MARGIN = 1e-9
 the draft is so sure that the logarithm of its probability is 0."""
 
 
-class Director(Protocol):
-    """Decides about one request's trees; asked once per level, then once what to keep."""
+@dataclass(frozen=True)
+class DynamicPlan:
+    """How trees are grown."""
 
-    def expand(self, candidates: "Candidates") -> Tensor | None:
-        """Which of the last level's candidates are expanded, ascending; None: no further level."""
+    policy: DynamicTree
+    wants_scores: bool = False
+    """Whether rounds report how likely the draft held every node."""
 
-    def keep(self, candidates: "Candidates") -> Tensor:
-        """Which of all candidates are verified, ascending; closed under parents."""
+    @property
+    def num_nodes(self) -> int:
+        """Most nodes that are verified."""
+        return self.policy.num_nodes
 
-    def observe(self, num_tokens: int) -> None:
-        """Learn what the round gained, the bonus token included."""
+    @property
+    def num_levels(self) -> int:
+        """Longest path."""
+        return self.policy.num_levels
 
+    @property
+    def num_self_fed(self) -> int:
+        """Most self-fed draft rows of a round."""
+        return self.policy.num_self_fed
 
-class LikeliestPaths:
-    """The fixed rule: the best of every level are expanded, the best of all are kept.
-
-    Never looks at a value on the host.
-    """
-
-    def __init__(self, policy: DynamicTree) -> None:
-        self._policy = policy
-
-    def expand(self, candidates: "Candidates") -> Tensor | None:
-        """See `Director.expand`."""
-        scores_C = candidates.last_scores_C
-        if candidates.num_levels == self._policy.num_levels:
-            return None
-        num_rows = min(self._policy.width, len(scores_C))
-        return scores_C.topk(num_rows).indices.sort().values
-
-    def keep(self, candidates: "Candidates") -> Tensor:
-        """See `Director.keep`."""
-        scores_M = candidates.ranked_scores_M
-        num_nodes = min(self._policy.num_nodes, len(scores_M))
-        return scores_M.topk(num_nodes).indices.sort().values
-
-    def observe(self, num_tokens: int) -> None:
-        """Nothing to learn."""
+    def describe(self) -> dict[str, Any]:
+        """What reports print."""
+        return self.policy.describe()
 
 
 class GrownTree(NamedTuple):
@@ -67,58 +58,77 @@ class GrownTree(NamedTuple):
     depths_Q: Tensor
     """Depth of each verified row."""
     scores_N: Tensor
-    """Log-probability of each node's path, by the draft."""
+    """Log-probability of each node's path, by the draft, float64."""
+
+
+def grow(session: DraftSession, policy: DynamicTree, parts: Parts | None = None) -> GrownTree:
+    """Grow a tree below the last committed token.
+
+    Args:
+        session: The draft.
+        policy: How large it may be.
+        parts: Books passes and ranking as steps, and what is decided as tree.
+    """
+    session.open_round()
+    candidates, seen_WR, scores_W = Candidates(), None, None
+    for level in range(1, policy.num_levels + 1):
+        tokens_WK, likely_WK = session.guess_likely(policy.width)
+        scores_WK = likely_WK.double()
+        if scores_W is not None:
+            scores_WK = scores_WK + scores_W[:, None]
+        if parts is not None:
+            parts.lap("steps")
+        candidates.add(tokens_WK, scores_WK)
+        if level == policy.num_levels:
+            break
+        scores_C = scores_WK.flatten()
+        num_rows = min(policy.width, len(scores_C))
+        index_W = scores_C.topk(num_rows).indices.sort().values
+        candidates.expand(index_W)
+        scores_W, rows_W = scores_C[index_W], index_W // tokens_WK.shape[1]
+        own_WW = torch.eye(num_rows, dtype=torch.bool, device=rows_W.device)
+        seen_WR = own_WW if seen_WR is None else torch.cat([seen_WR[rows_W], own_WW], dim=1)
+        if parts is not None:
+            parts.lap("tree")
+        session.feed(tokens_WK.flatten()[index_W], rows_W, seen_WR)
+    session.close_round()
+    return candidates.best(policy.num_nodes)
 
 
 class Candidates:
     """Everything drafted in a round, level by level."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self) -> None:
         self._tokens: list[Tensor] = []
         self._depths: list[Tensor] = []
         self._scores: list[Tensor] = []
         self._parents: list[Tensor] = []
-        self._expanded = torch.full((1,), -1, device=device)
-        """Candidates that the running pass expands; -1 is the root."""
+        self._expanded: Tensor | None = None
+        """Candidates that the running pass expands; None is the root."""
         self._first = 0
 
-    @property
-    def num_levels(self) -> int:
-        """Levels so far."""
-        return len(self._tokens)
-
-    @property
-    def last_scores_C(self) -> Tensor:
-        """Log-probabilities of the last level's paths, float64."""
-        return self._scores[-1]
-
-    @property
-    def last_parents_C(self) -> Tensor:
-        """Parents of the last level's candidates among all; -1 is the root."""
-        return self._parents[-1]
-
-    def add(self, tokens_C: Tensor, scores_C: Tensor, num_guesses: int) -> None:
-        """Take a level: `num_guesses` of each expanded row, row by row."""
+    def add(self, tokens_WK: Tensor, scores_WK: Tensor) -> None:
+        """Take a level: guesses of each expanded row."""
         if self._tokens:
             self._first += len(self._tokens[-1])
+        tokens_C = tokens_WK.flatten()
+        parents_C = torch.full_like(tokens_C, -1)
+        if self._expanded is not None:
+            parents_C = self._expanded.repeat_interleave(tokens_WK.shape[1])
         self._tokens.append(tokens_C)
         self._depths.append(torch.full_like(tokens_C, len(self._tokens)))
-        self._scores.append(scores_C)
-        self._parents.append(self._expanded.repeat_interleave(num_guesses))
+        self._scores.append(scores_WK.flatten())
+        self._parents.append(parents_C)
 
     def expand(self, index_W: Tensor) -> None:
         """Say which of the last level's candidates the next pass expands."""
         self._expanded = index_W + self._first
 
-    @property
-    def ranked_scores_M(self) -> Tensor:
-        """Scores of all, a parent always above its children."""
-        levels = [i * _LEVEL_MARGIN for i in range(self.num_levels)]
-        parts = zip(self._scores, levels, strict=True)
-        return torch.cat([scores_C - margin for scores_C, margin in parts])
-
-    def take(self, index_N: Tensor) -> GrownTree:
-        """The tree of some candidates, ascending and closed under parents."""
+    def best(self, num_nodes: int) -> GrownTree:
+        """The tree of the likeliest of all; closed under parents."""
+        margins = [i * _LEVEL_MARGIN for i in range(len(self._scores))]
+        ranked_M = torch.cat([s - m for s, m in zip(self._scores, margins, strict=True)])
+        index_N = ranked_M.topk(min(num_nodes, len(ranked_M))).indices.sort().values
         parents_N = torch.cat(self._parents)[index_N]
         rows_N = torch.searchsorted(index_N, parents_N.clamp(min=0)) + 1
         depths_N = torch.cat(self._depths)[index_N]
@@ -141,46 +151,3 @@ def ancestry(parents_N: Tensor, num_levels: int) -> Tensor:
         at_Q = up_Q[at_Q]
         seen_QQ[row_Q, at_Q] = True
     return seen_QQ
-
-
-@dataclass(frozen=True)
-class DynamicPlan:
-    """How trees are grown: the bounds, and whose rule decides within them."""
-
-    policy: DynamicTree
-    rule: "DirectorFactory"
-    name: str = "dynamic_tree"
-    """What reports call it."""
-    wants_scores: bool = False
-    """Whether rounds report how likely the draft held every node."""
-
-    @property
-    def num_nodes(self) -> int:
-        """Most nodes that are verified."""
-        return self.policy.num_nodes
-
-    @property
-    def num_levels(self) -> int:
-        """Longest path."""
-        return self.policy.num_levels
-
-    @property
-    def num_self_fed(self) -> int:
-        """Most self-fed draft rows of a round."""
-        return self.policy.num_self_fed
-
-    def describe(self) -> dict[str, Any]:
-        """What reports print."""
-        return {**self.policy.describe(), "kind": self.name}
-
-
-class DirectorFactory(Protocol):
-    """Makes the director of a request."""
-
-    def __call__(self, policy: DynamicTree) -> Director:
-        """A director that has seen nothing yet."""
-
-
-def dynamic_plan(policy: DynamicTree) -> DynamicPlan:
-    """The plan of a dynamic tree by the fixed rule."""
-    return DynamicPlan(policy, LikeliestPaths)

@@ -15,19 +15,20 @@ import torch
 from torch import Tensor
 
 from dreams_nas.core.errors import UserError
+from dreams_nas.decode.adaptive import AdaptivePlan
 from dreams_nas.decode.choose import Chooser
-from dreams_nas.decode.drafting import DraftSession, ReadyDraft
+from dreams_nas.decode.drafting import Drafter
 from dreams_nas.decode.dynamic import DynamicPlan
 from dreams_nas.decode.generation import effective_settings
 from dreams_nas.decode.parts import Parts
 from dreams_nas.decode.plan import TreePlan, build_tree_plan
-from dreams_nas.decode.rounds import Grown, Plain, Rounds, SampledChain, Speculative
+from dreams_nas.decode.rounds import Adaptive, Grown, Plain, Rounds, SampledChain, Speculative
 from dreams_nas.decode.settings import GREEDY, GenerationSettings
 from dreams_nas.decode.stopping import StopStrings, cut_at_stop
 from dreams_nas.space.tree import StaticTree
 from dreams_nas.targets.protocol import PrefillOutput, Target, TargetInputs
 
-Plan = TreePlan | DynamicPlan
+Plan = TreePlan | DynamicPlan | AdaptivePlan
 """How a draft's trees look: one for all rounds, or grown in each."""
 
 
@@ -164,7 +165,7 @@ def decode_steps(
     inputs: TargetInputs,
     *,
     max_new_tokens: int,
-    draft: ReadyDraft | None = None,
+    draft: Drafter | None = None,
     plan: Plan | None = None,
     stop_ids: Sequence[int] | None = None,
     settings: GenerationSettings = GREEDY,
@@ -214,7 +215,7 @@ def decode_steps(
     if draft is None or plan is None:
         rounds: Rounds = Plain(target, cache, chooser, root_1)
     else:
-        session = DraftSession(draft, target, plan, length + max_new_tokens + 1)
+        session = draft.open_session(target, plan, length + max_new_tokens + 1)
         if parts is not None:
             parts.start()
         session.prefill(prefill, root_1, inputs)
@@ -223,6 +224,8 @@ def decode_steps(
         shared = (target, cache, chooser, root_1, session, taps, parts)
         if isinstance(plan, DynamicPlan):
             rounds = Grown(plan, *shared)
+        elif isinstance(plan, AdaptivePlan):
+            rounds = Adaptive(plan, *shared)
         elif settings.draws_drafts:
             rounds = SampledChain(plan, *shared)
         else:
@@ -272,7 +275,7 @@ def decode(
     inputs: TargetInputs,
     *,
     max_new_tokens: int,
-    draft: ReadyDraft | None = None,
+    draft: Drafter | None = None,
     plan: Plan | None = None,
     stop_ids: Sequence[int] | None = None,
     settings: GenerationSettings = GREEDY,

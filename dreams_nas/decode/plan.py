@@ -5,6 +5,7 @@ rows of a round.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,6 +65,10 @@ class TreePlan:
         """Self-fed draft rows of a round."""
         return sum(level.num_expanded for level in self.levels)
 
+    def describe(self) -> dict[str, Any]:
+        """What reports print."""
+        return self.tree.describe()
+
 
 def _all_or_index(index: list[int], total: int, device: torch.device) -> Tensor | None:
     """An index tensor, or None where it would select everything in order."""
@@ -85,7 +90,8 @@ def _pad_lines(lines: list[list[int]]) -> list[list[int]]:
     return [line + line[-1:] * (longest - len(line)) for line in lines]
 
 
-def _additive(visible: list[list[bool]], dtype: torch.dtype, device: torch.device) -> Tensor:
+def additive_mask(visible: list[list[bool]], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Additive mask of what each row sees."""
     seen = torch.tensor(visible, device=device)
     mask = torch.zeros(seen.shape, dtype=dtype, device=device)
     return mask.masked_fill_(~seen, torch.finfo(dtype).min)
@@ -122,7 +128,7 @@ def build_tree_plan(tree: StaticTree, device: torch.device, dtype: torch.dtype) 
                 expanded=_all_or_index([nodes.index(n) for n in expanded], len(nodes), device),
                 state_rows=_all_or_index(states, len(rows), device),
                 num_expanded=len(expanded),
-                step_mask=None if all(map(all, visible)) else _additive(visible, dtype, device),
+                step_mask=None if all(map(all, visible)) else additive_mask(visible, dtype, device),
             )
         )
         rows = expanded
@@ -136,7 +142,7 @@ def build_tree_plan(tree: StaticTree, device: torch.device, dtype: torch.dtype) 
         tree=tree,
         levels=tuple(levels),
         depths_Q=torch.tensor([0, *(len(path) for path in tree.paths)], device=device),
-        mask_QQ=_additive(visible_QQ, dtype, device),
+        mask_QQ=additive_mask(visible_QQ, dtype, device),
         children=tuple(map(tuple, children)),
         lines=tuple(torch.tensor(line, device=device) for line in rows_Q),
         padded_lines_QL=torch.tensor(_pad_lines(rows_Q), device=device),
@@ -144,5 +150,7 @@ def build_tree_plan(tree: StaticTree, device: torch.device, dtype: torch.dtype) 
 
 
 def extend_mask(mask: Tensor | None, num_seen: int) -> Tensor | None:
-    """Put `num_seen` visible columns before a mask."""
-    return None if mask is None else torch.nn.functional.pad(mask, (num_seen, 0))
+    """Put `num_seen` visible columns before a mask, additive or boolean."""
+    if mask is None:
+        return None
+    return torch.nn.functional.pad(mask, (num_seen, 0), value=float(mask.dtype == torch.bool))

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from dreams_nas.decode.accept import accept_greedy
+from dreams_nas.decode.accept import accept_greedy, children_of
+from dreams_nas.decode.adaptive import AdaptivePlan, Economist, grow_while_it_pays, to_device
 from dreams_nas.decode.choose import Chooser
 from dreams_nas.decode.drafting import DraftSession
-from dreams_nas.decode.dynamic import DynamicPlan, ancestry
+from dreams_nas.decode.dynamic import DynamicPlan, ancestry, grow
 from dreams_nas.decode.parts import Parts
 from dreams_nas.decode.plan import TreePlan
 from dreams_nas.decode.residual import block_verdict, num_kept, residual_verdict
@@ -120,7 +121,7 @@ class Speculative(_Drafted):
     def run_one(self) -> Gain:
         """Draft the tree and keep what the target would have said."""
         self._open()
-        drafted_N = self._session.propose()
+        drafted_N = self._session.propose(self._plan)
         self._lap("steps")
         plan = self._plan
         tokens_Q = torch.cat([self._root_1, drafted_N])
@@ -154,7 +155,7 @@ class SampledChain(Speculative):
         """Draw the chain and keep what the rule lets pass."""
         self._open()
         chooser, plan = self._chooser, self._plan
-        drafted_L, draft_LV = self._session.propose_drawn(chooser)
+        drafted_L, draft_LV = self._session.propose_drawn(plan, chooser)
         self._lap("steps")
         tokens_Q = torch.cat([self._root_1, drafted_L])
         out = self._verify(tokens_Q, plan.depths_Q, plan.mask_QQ)
@@ -176,47 +177,16 @@ class SampledChain(Speculative):
         return Gain(tuple(drafted), tokens, tuple(range(num_accepted)), features_AF)
 
 
-class Grown(_Drafted):
-    """Along a tree that is grown for the round; accepted as a static one."""
+class _Branching(_Drafted):
+    """Along a tree that is new in every round."""
 
-    def __init__(self, plan: DynamicPlan, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._num_levels = plan.num_levels
-        self._director = plan.rule(plan.policy)
-        self._wants_scores = plan.wants_scores
-
-    def run_one(self) -> Gain:
-        """Grow a tree and keep what the target would have said."""
-        self._open()
-        grown = self._session.grow(self._director, self._parts)
-        tokens_Q = torch.cat([self._root_1, grown.tokens_N])
-        seen_QQ = ancestry(grown.parents_N, self._num_levels)
-        out = self._verify(tokens_Q, grown.depths_Q, self._mask(seen_QQ))
-        paths_QQ = None
-        if self._chooser.wants_history:  # a row's own token stands in for what it has not read
-            paths_QQ = torch.where(seen_QQ, tokens_Q, tokens_Q[:, None])
-        chosen_Q = self._chooser.choose(out.logits_QV, paths_QQ)
-        num_nodes = len(grown.tokens_N)
-        host = torch.cat([grown.tokens_N, grown.parents_N, chosen_Q]).tolist()
-        drafted, parents = host[:num_nodes], host[num_nodes : 2 * num_nodes]
-        children: list[list[int]] = [[] for _ in range(num_nodes + 1)]
-        for node, parent in enumerate(parents):
-            children[parent].append(node + 1)
-        rows, tokens = accept_greedy(children, drafted, host[2 * num_nodes :])
-        self._lap("accept")
-        index_A = torch.tensor(rows, pin_memory=chosen_Q.is_cuda)
-        index_A = index_A.to(chosen_Q.device, non_blocking=True)
-        features_AF = out.features_QF[index_A]
-        self._commit(rows, chosen_Q[index_A], features_AF)
-        self._director.observe(len(tokens))
-        return Gain(
-            drafted=tuple(drafted),
-            tokens=tokens,
-            path=tuple(row - 1 for row in rows[1:]),
-            features_AF=features_AF,
-            parents=tuple(parent - 1 for parent in parents),
-            scores=tuple(grown.scores_N.tolist()) if self._wants_scores else None,
-        )
+    def _choose(self, logits_QV: Tensor, seen_QQ: Tensor | None, tokens_Q: Tensor) -> Tensor:
+        """The target's token after each row."""
+        if seen_QQ is None or not self._chooser.wants_history:
+            return self._chooser.choose(logits_QV)
+        # A row's own token stands in for what it has not read.
+        paths_QQ = torch.where(seen_QQ, tokens_Q, tokens_Q[:, None])
+        return self._chooser.choose(logits_QV, paths_QQ)
 
     def _mask(self, seen_QQ: Tensor) -> Tensor | None:
         """Additive mask of the verified rows; None for a lone root."""
@@ -224,3 +194,86 @@ class Grown(_Drafted):
             return None
         mask_QQ = torch.zeros(seen_QQ.shape, dtype=self._target.dtype, device=seen_QQ.device)
         return mask_QQ.masked_fill_(~seen_QQ, torch.finfo(mask_QQ.dtype).min)
+
+    def _keep(self, rows: list[int], chosen_Q: Tensor, features_QF: Tensor) -> Tensor:
+        """Commit verified rows; returns their features."""
+        if rows[-1] == len(rows) - 1:
+            kept_A, features_AF = chosen_Q[: len(rows)], features_QF[: len(rows)]
+        else:
+            index_A = to_device(rows, chosen_Q.device)
+            kept_A, features_AF = chosen_Q[index_A], features_QF[index_A]
+        self._commit(rows, kept_A, features_AF)
+        return features_AF
+
+
+class Grown(_Branching):
+    """Along the likeliest paths of every round."""
+
+    def __init__(self, plan: DynamicPlan, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._plan = plan
+
+    def run_one(self) -> Gain:
+        """Grow a tree and keep what the target would have said."""
+        self._open()
+        grown = grow(self._session, self._plan.policy, self._parts)
+        tokens_Q = torch.cat([self._root_1, grown.tokens_N])
+        seen_QQ = ancestry(grown.parents_N, self._plan.num_levels)
+        out = self._verify(tokens_Q, grown.depths_Q, self._mask(seen_QQ))
+        chosen_Q = self._choose(out.logits_QV, seen_QQ, tokens_Q)
+        num_nodes = len(grown.tokens_N)
+        host = torch.cat([grown.tokens_N, grown.parents_N, chosen_Q]).tolist()
+        drafted, parents = host[:num_nodes], host[num_nodes : 2 * num_nodes]
+        rows, tokens = accept_greedy(children_of(parents), drafted, host[2 * num_nodes :])
+        self._lap("accept")
+        return Gain(
+            drafted=tuple(drafted),
+            tokens=tokens,
+            path=tuple(row - 1 for row in rows[1:]),
+            features_AF=self._keep(rows, chosen_Q, out.features_QF),
+            parents=tuple(parent - 1 for parent in parents),
+            scores=tuple(grown.scores_N.tolist()) if self._plan.wants_scores else None,
+        )
+
+
+class Adaptive(_Branching):
+    """Along a tree that costs and probabilities decide about."""
+
+    def __init__(self, plan: AdaptivePlan, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._economist = Economist(plan)
+        num_rows = plan.num_nodes + 1
+        device = self._target.device
+        self._seen_QQ = torch.ones(num_rows, num_rows, dtype=torch.bool, device=device).tril_()
+        self._depths_Q = torch.arange(num_rows, device=device)
+        self._mask_QQ = self._mask(self._seen_QQ)
+
+    def run_one(self) -> Gain:
+        """Grow a tree and keep what the target would have said."""
+        self._open()
+        tree = grow_while_it_pays(self._session, self._economist, self._parts)
+        device, num_rows = self._target.device, len(tree.tokens) + 1
+        if tree.is_chain:
+            seen_QQ = self._seen_QQ[:num_rows, :num_rows]
+            depths_Q = self._depths_Q[:num_rows]
+            assert self._mask_QQ is not None
+            mask_QQ = self._mask_QQ[:num_rows, :num_rows] if tree.tokens else None
+        else:
+            seen_QQ = to_device(tree.visible(), device)
+            depths_Q, mask_QQ = to_device(tree.depths(), device), self._mask(seen_QQ)
+        tokens_Q = self._root_1
+        if tree.tokens:
+            tokens_Q = torch.cat([tokens_Q, to_device(tree.tokens, device)])
+        out = self._verify(tokens_Q, depths_Q, mask_QQ)
+        chosen_Q = self._choose(out.logits_QV, seen_QQ, tokens_Q)
+        rows, tokens = accept_greedy(children_of(tree.parents), tree.tokens, chosen_Q.tolist())
+        self._lap("accept")
+        self._economist.observe(len(tokens))
+        return Gain(
+            drafted=tuple(tree.tokens),
+            tokens=tokens,
+            path=tuple(row - 1 for row in rows[1:]),
+            features_AF=self._keep(rows, chosen_Q, out.features_QF),
+            parents=tuple(parent - 1 for parent in tree.parents),
+            scores=tuple(tree.scores),
+        )

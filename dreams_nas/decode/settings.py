@@ -2,10 +2,11 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dreams_nas.core.config import Config
 from dreams_nas.core.place import PlaceConfig
+from dreams_nas.space.policy import PolicyName
 
 Acceptance = Literal["match", "residual", "block"]
 """How drafted tokens are accepted when sampling: see `GenerationSettings.acceptance`."""
@@ -78,6 +79,12 @@ class GenerateConfig(PlaceConfig, GenerationSettings):
     """Folder of a draft; null decodes plainly."""
     chain: int | None = Field(default=None, ge=1, le=64)
     """Levels of a chain to draft instead of the draft's own tree."""
+    policy: PolicyName | None = None
+    """Policy instead of the draft's own tree."""
+    table: str | None = None
+    """Latency table of this deployment; `adaptive` decides by it."""
+    allow_mismatch: bool = False
+    """Only warn when the table was measured elsewhere."""
     images: tuple[str, ...] = ()
     """Image files, shown before the prompt in this order."""
     prompt: str = ""
@@ -88,6 +95,20 @@ class GenerateConfig(PlaceConfig, GenerationSettings):
     """Of the random numbers that sampling draws."""
     trace: str | None = None
     """JSON file that the rounds are written to; null writes none."""
+
+    @model_validator(mode="after")
+    def _check_policy(self) -> "GenerateConfig":
+        if self.policy is not None and self.chain is not None:
+            raise ValueError(
+                f"chain = {self.chain} and policy = '{self.policy}' each say what is drafted; "
+                "leave one out"
+            )
+        if self.policy == "adaptive" and self.table is None and self.draft is not None:
+            raise ValueError(
+                "policy 'adaptive' decides by measured costs; give --table FILE, which "
+                "`dreams-nas profile` writes"
+            )
+        return self
 
     @property
     def settings(self) -> GenerationSettings:

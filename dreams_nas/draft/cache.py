@@ -31,6 +31,16 @@ class DraftCache:
         return (*self._k, *self._v)
 
     @property
+    def keys(self) -> tuple[Tensor, ...]:
+        """Keys of all layers, [1, K, S, E] each."""
+        return tuple(self._k)
+
+    @property
+    def values(self) -> tuple[Tensor, ...]:
+        """Values of all layers, [1, K, S, E] each."""
+        return tuple(self._v)
+
+    @property
     def num_bytes(self) -> int:
         """Memory of all buffers."""
         return sum(t.numel() * t.element_size() for t in self.buffers)
@@ -48,6 +58,10 @@ class DraftCache:
     def commit(self) -> None:
         """Declare everything written so far committed."""
         self.length = self._end
+
+    def reset(self) -> None:
+        """Forget the sequence; the buffers stay."""
+        self.length = self._end = 0
 
     def rewind(self) -> None:
         """Forget the self-fed rows."""

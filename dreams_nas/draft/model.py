@@ -95,6 +95,15 @@ class DraftModel(nn.Module):
         )
 
 
+def load_draft_config(folder: Path) -> DraftConfig:
+    """Read what a draft checkpoint says of itself.
+
+    Raises:
+        UserError: A missing or broken file.
+    """
+    return build_config(DraftConfig, read_json(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
+
+
 def load_draft(
     folder: Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> DraftModel:

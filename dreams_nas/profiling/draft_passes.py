@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dreams_nas.decode.drafting import DraftSession, ReadyDraft
 from dreams_nas.decode.engine import build_plan
+from dreams_nas.decode.plan import TreePlan
 from dreams_nas.profiling.random_drafts import RandomDrafts
 from dreams_nas.space.tree import StaticTree
 from dreams_nas.targets.protocol import PrefillOutput, Target, TargetInputs
@@ -55,7 +56,7 @@ class DraftPasses:
 
     def prefill(self, draft: ReadyDraft, num_rows: int) -> Callable[[], DraftSession]:
         """Opens a new session and commits a prompt of so many rows."""
-        return self._opening(draft, StaticTree.chain(1), num_rows)
+        return self._opening(draft, self._plan(StaticTree.chain(1)), num_rows)
 
     def sync(
         self,
@@ -99,13 +100,14 @@ class DraftPasses:
             disturb: What runs before it, as the target does in a round; None for the pass itself,
                 as self-fed steps follow each other.
         """
-        restart = _Restart(self._opening(draft, tree, self.kv)(), self.kv)
+        plan = self._plan(tree)
+        restart = _Restart(self._opening(draft, plan, self.kv)(), self.kv)
         features_AF, tokens_A = self._features(draft, num_new), self._tokens[:num_new]
 
         def run() -> None:
             if num_new:
                 restart.session.sync(tokens_A, features_AF)
-            restart.session.propose()
+            restart.session.propose(plan)
 
         def prepare() -> None:
             if disturb is None:
@@ -128,11 +130,14 @@ class DraftPasses:
             self._values[num_taps] = values
         return values[:num_rows]
 
-    def _opening(
-        self, draft: ReadyDraft, tree: StaticTree, num_rows: int
-    ) -> Callable[[], DraftSession]:
+    def _plan(self, tree: StaticTree) -> TreePlan:
         plan = build_plan(tree, self._target)
         assert plan is not None, "a draft that drafts nothing has no passes"
+        return plan
+
+    def _opening(
+        self, draft: ReadyDraft, plan: TreePlan, num_rows: int
+    ) -> Callable[[], DraftSession]:
         inputs = TargetInputs(self._drafts.tokens(num_rows))
         first_1 = inputs.input_ids_T[:1]
         prompt = PrefillOutput(

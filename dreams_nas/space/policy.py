@@ -1,12 +1,15 @@
-"""Drafting policies that grow a new tree every round, by the draft's own probabilities."""
+"""Drafting policies beside static trees: grown every round by the draft's own probabilities."""
 
+from bisect import bisect_right
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from dreams_nas.core.config import Config
+
+PolicyName = Literal["chain", "dynamic", "adaptive"]
+"""Policies that a draft can have besides the tree stored with it."""
 
 
 class DynamicTree(Config):
@@ -71,6 +74,15 @@ class LevelCalibration(Config):
                 raise ValueError(f"{name} must not fall")
         return self
 
+    def accepted(self, log_probability: float) -> float:
+        """Calibrated probability of a path that the draft scored: between knots, linear."""
+        knots, values = self.log_probabilities, self.acceptance
+        right = bisect_right(knots, log_probability)
+        if right in (0, len(knots)):
+            return values[min(right, len(knots) - 1)]
+        share = (log_probability - knots[right - 1]) / (knots[right] - knots[right - 1])
+        return values[right - 1] + share * (values[right] - values[right - 1])
+
 
 class Calibration(Config):
     """Path probabilities of one draft, calibrated on validation prompts."""
@@ -84,13 +96,9 @@ class Calibration(Config):
     and frequency over ten bins, weighted by their paths."""
     num_rounds: int = Field(ge=1)
     """Rounds that were fitted."""
+    tokens_per_round: float = Field(ge=1)
+    """Tokens that those gained, the bonus token included."""
 
-    def acceptance(
-        self, level: int, log_probabilities: "np.ndarray[Any, np.dtype[np.float64]]"
-    ) -> "np.ndarray[Any, np.dtype[np.float64]]":
-        """Calibrated probabilities of paths of `level` tokens (from 1) that the draft scored."""
-        fitted = self.levels[min(level, len(self.levels)) - 1]
-        found: np.ndarray[Any, np.dtype[np.float64]] = np.interp(
-            log_probabilities, fitted.log_probabilities, fitted.acceptance
-        )
-        return found
+    def level(self, number: int) -> LevelCalibration:
+        """Of paths of `number` tokens, from 1; deeper ones than were fitted go by the last."""
+        return self.levels[min(number, len(self.levels)) - 1]

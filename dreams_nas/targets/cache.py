@@ -6,13 +6,16 @@ takes one gather and one copy, however many layers there are.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
 from dreams_nas.core.errors import RunError
+
+_MOST_RUNS = 3
+"""Runs of neighbouring rows, the prefix that stays among them, up to which each is moved alone."""
 
 
 class PreallocatedCache(Cache):
@@ -88,6 +91,16 @@ class PreallocatedCache(Cache):
         self._written = self._rows.narrow(3, self.length, num_rows).unbind()
         self._visible = self._rows.narrow(3, 0, stop).unbind()
 
+    @property
+    def buffers(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Keys and values of all layers, [1, K, S, E] each."""
+        parts = self._rows.unbind()
+        return parts[::2], parts[1::2]
+
+    def take(self, num_rows: int) -> None:
+        """Declare that a pass has written that many rows into the buffers itself."""
+        self._num_written = num_rows
+
     def commit(self, rows: Sequence[int]) -> None:
         """Keep these rows of the last pass, ascending, and forget its others.
 
@@ -106,12 +119,27 @@ class PreallocatedCache(Cache):
         self._written = self._visible = ()
 
     def _move(self, rows: Sequence[int]) -> None:
-        index = torch.tensor(rows, pin_memory=self._rows.is_cuda)
-        index = index.to(self._rows.device, non_blocking=True)
+        """Move neighbours together: an accepted path seldom has more than two runs of them.
+
+        Measured (microseconds, two CPU cores, 8 layers of 4 heads of 24): one run 3.4, two 5 to 6.5
+        against 8 for a gather of all rows and a copy, which more runs take.
+        """
+        runs = _runs(rows)
         with torch.inference_mode():
-            written = self._rows.narrow(3, self.length, self._num_written)
-            kept = written.index_select(3, index)
-            self._rows.narrow(3, self.length, len(rows)).copy_(kept)
+            if len(runs) > _MOST_RUNS:
+                index = torch.tensor(rows, pin_memory=self._rows.is_cuda)
+                index = index.to(self._rows.device, non_blocking=True)
+                written = self._rows.narrow(3, self.length, self._num_written)
+                kept = written.index_select(3, index)
+                self._rows.narrow(3, self.length, len(rows)).copy_(kept)
+                return
+            for place, first, count in runs:
+                if first == place:
+                    continue
+                moved = self._rows.narrow(3, self.length + first, count)
+                if first - place < count:  # they overlap their new place
+                    moved = moved.clone()
+                self._rows.narrow(3, self.length + place, count).copy_(moved)
 
     def zeros(self, num_rows: int) -> Tensor:
         """Additive mask of one query that sees everything, [1, 1, 1, num_rows]; never write it."""
@@ -141,3 +169,51 @@ class PreallocatedCache(Cache):
     def crop(self, tokens_to_remove: int) -> None:
         """Refused: rolling back is `commit` with fewer rows."""
         raise AssertionError("roll a PreallocatedCache back with commit(), not crop()")
+
+
+class Buffers(Protocol):
+    """Keys and values that are written where a tensor says and shown whole."""
+
+    length: Tensor
+    """Row that the pass begins at, a scalar."""
+
+    def update(self, layer: int, k_BKTE: Tensor, v_BKTE: Tensor) -> tuple[Tensor, Tensor]:
+        """Write a layer's rows of the pass; return its whole buffers."""
+
+
+class WholeCache(Cache):
+    """Shows such buffers to a decoder of transformers."""
+
+    def __init__(self, buffers: Buffers) -> None:
+        """Read and write these."""
+        super().__init__(layers=[])
+        self._buffers = buffers
+        self.length = buffers.length
+        self.position_delta = torch.zeros_like(buffers.length)
+        """As that of `PreallocatedCache`, a scalar tensor."""
+
+    def __bool__(self) -> bool:
+        """Always true: "no cache" is None, never an empty one."""
+        return True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write one layer's rows of a pass and show all rows, written or not."""
+        return self._buffers.update(layer_idx, key_states, value_states)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Unknown to the host; masks and positions are always given."""
+        return 0
+
+
+def _runs(rows: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Neighbours among ascending rows: place among the rows, first row, count."""
+    runs: list[tuple[int, int, int]] = []
+    for place, row in enumerate(rows):
+        if runs and row == runs[-1][1] + runs[-1][2]:
+            start, first, count = runs[-1]
+            runs[-1] = (start, first, count + 1)
+        else:
+            runs.append((place, row, 1))
+    return runs

@@ -83,6 +83,11 @@ class HuggingFaceTarget:
         self._layer_types: list[str] = list(layer_types)
         self._window: int | None = window if "sliding_attention" in layer_types else None
 
+    @property
+    def has_window(self) -> bool:
+        """Whether some layers see only rows near by."""
+        return self._window is not None
+
     # Prompts
 
     def prepare(
@@ -201,8 +206,30 @@ class HuggingFaceTarget:
     ) -> VerifyOutput:
         """Run rows after the committed ones, without waiting for the device; see `Target`."""
         assert isinstance(cache, PreallocatedCache)
+        mask = self._attention_mask(mask_QQ, depths_Q, cache)
         with self.capture_layers(target_layer_ids) as states:
-            output = self.decoder(**self.verify_arguments(tokens_Q, depths_Q, mask_QQ, cache))
+            return self.run_rows(tokens_Q, depths_Q, mask, cache, target_layer_ids, states)
+
+    def run_rows(
+        self,
+        tokens_Q: Tensor,
+        depths_Q: Tensor,
+        mask: Tensor | dict[str, Tensor],
+        cache: Any,
+        target_layer_ids: Sequence[int],
+        states: Mapping[int, Tensor],
+    ) -> VerifyOutput:
+        """A verification with a mask over everything that the cache shows.
+
+        Args:
+            tokens_Q: Token of each row.
+            depths_Q: Depth of each row below the committed length.
+            mask: Additive, [1, 1, Q, S], or one per type of layer.
+            cache: With `length` and `position_delta`, and what decoders of transformers ask for.
+            target_layer_ids: Layers to tap.
+            states: What `capture_layers` yielded for them.
+        """
+        output = self.decoder(**self._arguments(tokens_Q, depths_Q, mask, cache))
         state_1QD: Tensor = output.last_hidden_state
         return VerifyOutput(
             self._logits(state_1QD)[0], self._features(states, target_layer_ids, state_1QD)
@@ -216,9 +243,15 @@ class HuggingFaceTarget:
         cache: PreallocatedCache,
     ) -> dict[str, Any]:
         """What the decoder's own forward is given in a verification."""
+        mask = self._attention_mask(mask_QQ, depths_Q, cache)
+        return self._arguments(tokens_Q, depths_Q, mask, cache)
+
+    def _arguments(
+        self, tokens_Q: Tensor, depths_Q: Tensor, mask: Any, cache: Any
+    ) -> dict[str, Any]:
         return {
             "input_ids": tokens_Q[None],
-            "attention_mask": self._attention_mask(mask_QQ, depths_Q, cache),
+            "attention_mask": mask,
             "position_ids": self._positions(depths_Q, cache),
             "cache": cache,
             "use_cache": True,

@@ -1,0 +1,61 @@
+"""What the parts of a round cost on a deployment, for policies that decide by it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dreams_nas.draft.config import DraftConfig
+from dreams_nas.latency.cost import CostModel
+from dreams_nas.latency.grid import FloatArray
+from dreams_nas.latency.monotone import rising_fit
+from dreams_nas.latency.table import LatencyTable
+from dreams_nas.space.policy import DynamicTree
+
+_COMMITTED = 3
+"""Rows of a typical sync."""
+
+
+@dataclass(frozen=True)
+class RoundCosts:
+    """Milliseconds of the parts of a round; none falls with its rows."""
+
+    sync_ms: float
+    """The draft commits the tokens of a round."""
+    step_ms: FloatArray
+    """A self-fed draft step of 1, 2, ... rows."""
+    chain_ms: FloatArray
+    """Verifying a chain of 0, 1, 2, ... nodes, joining, accepting and committing included."""
+    tree_ms: FloatArray
+    """The same of a tree that is no chain."""
+
+
+def round_costs(table: LatencyTable, config: DraftConfig, tree: DynamicTree, kv: int) -> RoundCosts:
+    """What the parts of a round cost with this draft, as far as they were measured.
+
+    A few rows more or less often cost nothing that a clock could tell, so neighbours are measured
+    in any order; what is decided by are rising fits of them.
+
+    Args:
+        table: Of this deployment and target shape.
+        config: The draft's.
+        tree: Bounds of what is drafted.
+        kv: Rows in the caches, typically.
+
+    Raises:
+        UserError: The table lacks one of the draft's blocks.
+    """
+    costs = CostModel(table, config.arch, config.target_dims)
+    rows_W = np.arange(1, min(tree.width, costs.max_step_rows) + 1)
+    verified = {}
+    for mask in ("chain", "tree"):
+        rows_Q = np.arange(2, min(tree.num_nodes + 1, costs.max_verify_rows(mask)) + 1)
+        drafted = costs.t_verify(rows_Q, kv, mask)
+        drafted = drafted + costs.t_tree(rows_Q, mask) + costs.t_commit(rows_Q, mask)
+        # A lone root is a plain step.
+        verified[mask] = rising_fit(np.concatenate([[float(costs.t_ar(kv))], drafted]))
+    return RoundCosts(
+        sync_ms=float(costs.t_sync(min(_COMMITTED, costs.max_sync_rows), kv)),
+        step_ms=rising_fit(np.asarray(costs.t_step(rows_W, kv), dtype=np.float64)),
+        chain_ms=verified["chain"],
+        tree_ms=verified["tree"],
+    )
