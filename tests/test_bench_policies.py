@@ -14,7 +14,7 @@ from draft_models import TREES, build_config, build_draft, build_loud_target
 from target_models import build_prompt, build_tokenizer
 
 from dreams_nas.bench.arms import PLAIN, Arm, decode_arm, ready_arm
-from dreams_nas.bench.calibrate import by_level, calibrate, calibration_error, fit, isotonic
+from dreams_nas.bench.calibrate import by_level, calibrate, calibration_error, fit, gather, isotonic
 from dreams_nas.bench.config import MeasureConfig
 from dreams_nas.bench.measure import run_bench
 from dreams_nas.bench.policies import policy_arms
@@ -25,7 +25,7 @@ from dreams_nas.cli.app import main
 from dreams_nas.core.device import identify_device
 from dreams_nas.core.errors import UserError
 from dreams_nas.decode.costs import round_costs
-from dreams_nas.decode.engine import Round, decode
+from dreams_nas.decode.engine import DecodeResult, Round, decode
 from dreams_nas.decode.parts import PART_NAMES
 from dreams_nas.draft.model import load_draft
 from dreams_nas.latency.table import load_table, save_table
@@ -64,24 +64,40 @@ def test_isotonic_pools_what_falls() -> None:
     assert falling == pytest.approx(np.full(len(falling), 1 - rising.mean()))
 
 
+def _decoded(tokens: list[int], *rounds: Round) -> DecodeResult:
+    return DecodeResult(tokens, list(rounds), prefill_s=0.1, decode_s=0.1, stopped=False)
+
+
 def test_paths_are_sorted_by_level_and_fitted() -> None:
-    done = Round((5, 6, 7), (0, 2), 0.1, (-1, -1, 0), (-0.1, -2.0, -0.3))
-    miss = Round((5, 6, 7), (), 0.1, (-1, -1, 0), (-0.2, -2.5, -0.4))
-    levels = by_level([done, miss], 3)
-    assert [level.scores for level in levels] == [[-0.1, -2.0, -0.2, -2.5], [-0.3, -0.4], []]
-    assert [level.accepted for level in levels] == [[True, False, False, False], [True, False], []]
+    """Round k stands at token k; what lies beyond the answer's end is left out."""
+    first = Round((5, 6, 7), (), 0.1, (-1, -1, 0), (-0.1, -2.0, -0.3))
+    miss = Round((8, 6, 7), (), 0.1, (-1, -1, 0), (-0.2, -2.5, -0.4))
+    last = Round((9, 6, 7), (), 0.1, (-1, -1, 0), (-0.5, -2.7, -0.6))
+    levels = by_level([_decoded([1, 5, 7, 9], first, miss, last)], 3)
+    assert [level.scores for level in levels] == [
+        [-0.1, -2.0, -0.2, -2.5, -0.5, -2.7],
+        [-0.3, -0.4],
+        [],
+    ]
+    assert [level.accepted for level in levels] == [
+        [True, False, False, False, True, False],
+        [True, False],
+        [],
+    ]
     assert levels[0].num_going_on == 1
     fitted = fit(levels)
     assert len(fitted) == 2
-    assert fitted[0].continuation == 1.0
+    assert fitted[0].continuation == 0.5
     assert fitted[1].continuation == 0.0
 
 
 def test_the_calibration_error_is_the_distance_to_the_frequency() -> None:
-    rounds = [
-        Round((1,), (0,) if i % 4 == 0 else (), 0.1, (-1,), (-0.5,)) for i in range(40)
+    results = [
+        _decoded([0, 1 if i % 4 == 0 else 2], Round((1,), (), 0.1, (-1,), (-0.5,)))
+        for i in range(40)
     ]  # a quarter is accepted
-    level = fit(by_level(rounds, 1))[0].replace(acceptance=(0.75,), log_probabilities=(-0.5,))
+    levels = by_level(results, 1)
+    level = fit(levels)[0].replace(acceptance=(0.75,), log_probabilities=(-0.5,))
     wrong = Calibration(
         tree=DynamicTree(num_levels=1, width=1, num_nodes=1),
         levels=(level,),
@@ -89,7 +105,17 @@ def test_the_calibration_error_is_the_distance_to_the_frequency() -> None:
         num_rounds=1,
         tokens_per_round=1.25,
     )
-    assert calibration_error(wrong, by_level(rounds, 1)) == pytest.approx(0.5)
+    assert calibration_error(wrong, levels) == pytest.approx(0.5)
+
+
+def test_calibration_looks_at_every_place_and_changes_no_token() -> None:
+    target = build_loud_target("llava")
+    draft, prompts = build_draft(target, ARCH), build_prompts(target, 2)
+    results = gather(target, draft, TREE, prompts, 20, quiet=True)
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.tokens == decode(target, prompt.inputs, max_new_tokens=20).tokens
+        assert len(result.rounds) == len(result.tokens) - 1
+        assert all(r.parents is not None and len(r.parents) == 9 for r in result.rounds)
 
 
 def test_a_draft_is_calibrated_on_prompts() -> None:
@@ -226,7 +252,7 @@ def test_bench_times_every_policy_and_reference_it_is_told(
         (["bench", "--policy", "adaptive", "--reference", "none"], "give --table FILE"),
         (["bench", "--policy", "best"], "policies"),
         (["calibrate", "--num-prompts", "2"], "--num-prompts"),
-        (["calibrate", "--set", "num_levels=1"], "draft only 4 nodes"),
+        (["calibrate", "--set", "num_levels=1"], "draft only 3 nodes"),
         (["calibrate", "--draft", ""], "there is no draft to calibrate"),
     ],
 )

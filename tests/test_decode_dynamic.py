@@ -1,6 +1,7 @@
 """Trees grown every round: the same answers, the likeliest nodes, what costs decide."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,13 @@ def calibration(tree: DynamicTree, continuation: float = 0.9) -> Calibration:
 def costs(step_ms: float, row_ms: float, verify_ms: float = 5.0) -> RoundCosts:
     """Steps at a flat price, verification at a price per row on top of a flat one."""
     rows_ms = verify_ms + row_ms * np.arange(64, dtype=np.float64)
-    return RoundCosts(sync_ms=0.1, step_ms=np.full(16, step_ms), chain_ms=rows_ms, tree_ms=rows_ms)
+    return RoundCosts(
+        sync_ms=0.1,
+        step_ms=np.full(16, step_ms),
+        decide_ms=0.0,
+        chain_ms=rows_ms,
+        tree_ms=rows_ms,
+    )
 
 
 PLANS: dict[str, Plan] = {
@@ -242,8 +249,7 @@ def _round(economist: Economist, levels: list[list[float]]) -> tuple[int, HostTr
     num_rows = 1
     for number, level in enumerate(levels, 1):  # noqa: B007
         logs = [math.log(p) for p in level]
-        economist.look([list(range(len(logs)))] * num_rows, [logs] * num_rows)
-        fed, rows = economist.expand()
+        fed, rows = economist.look([list(range(len(logs)))] * num_rows, [logs] * num_rows)
         assert rows == [place // len(logs) for place in fed]
         num_rows = len(fed)
         if not fed:
@@ -253,7 +259,7 @@ def _round(economist: Economist, levels: list[list[float]]) -> tuple[int, HostTr
 
 @pytest.mark.parametrize(
     ("step_ms", "row_ms", "levels", "nodes"),
-    [(0.01, 0.0, 4, 14), (50.0, 0.0, 1, 2), (0.01, 50.0, 1, 0), (0.2, 0.1, 4, None)],
+    [(0.01, 0.0, 4, 12), (50.0, 0.0, 1, 2), (0.01, 50.0, 1, 0), (0.2, 0.1, 4, None)],
 )
 def test_costs_decide_how_much_is_drafted_and_kept(
     step_ms: float, row_ms: float, levels: int, nodes: int | None
@@ -280,10 +286,35 @@ def test_a_higher_rate_makes_time_dearer() -> None:
     assert kept[1] < kept[0]
 
 
+def test_deciding_has_a_price() -> None:
+    tree = DynamicTree(num_levels=8, width=2, num_nodes=14)
+    levels = []
+    for decide_ms in (0.0, 5.0):
+        priced = replace(costs(0.2, 0.05), decide_ms=decide_ms)
+        economist = Economist(AdaptivePlan(calibration(tree), priced))
+        levels.append(_round(economist, [[0.8, 0.15]] * 8)[0])
+    assert levels[1] < levels[0]
+
+
+def test_hopeless_guesses_are_dropped_and_the_rest_keep_their_places() -> None:
+    tree = DynamicTree(num_levels=3, width=3, num_nodes=9)
+    economist = Economist(AdaptivePlan(calibration(tree), costs(0.01, 0.0)))
+    economist.open_round()
+    fed, rows = economist.look([[7, 8, 9]], [[math.log(p) for p in (0.6, 0.3, 0.001)]])
+    assert (fed, rows) == ([0, 1], [0, 0])
+    second = [[math.log(p) for p in row] for row in ((0.9, 0.01, 0.01), (0.9, 0.09, 0.001))]
+    fed, rows = economist.look([[1, 2, 3], [4, 5, 6]], second)
+    assert (fed, rows) == ([0, 3, 4], [0, 1, 1])
+    kept = economist.harvest()
+    assert kept.tokens == [7, 8, 1, 4, 5]
+    assert kept.parents == [0, 0, 1, 2, 2]
+    assert kept.scores[-1] == pytest.approx(math.log(0.3 * 0.09))
+
+
 def test_a_chain_is_kept_where_trees_are_dearer() -> None:
     tree = DynamicTree(num_levels=4, width=2, num_nodes=14)
     cheap = costs(0.01, 0.02)
-    dear = RoundCosts(cheap.sync_ms, cheap.step_ms, cheap.chain_ms, cheap.tree_ms + 4.0)
+    dear = replace(cheap, tree_ms=cheap.tree_ms + 4.0)
     branching, chain = (
         _round(Economist(AdaptivePlan(calibration(tree), c)), [[0.8, 0.15]] * 4)[1]
         for c in (cheap, dear)

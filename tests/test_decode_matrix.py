@@ -50,7 +50,11 @@ def _adaptive() -> Plan:
     tree = DynamicTree(num_levels=5, width=4, num_nodes=20)
     rows_ms = 3 + 0.25 * np.arange(32, dtype=np.float64)
     costs = RoundCosts(
-        sync_ms=0.2, step_ms=np.full(8, 0.4), chain_ms=rows_ms, tree_ms=rows_ms + 0.1
+        sync_ms=0.2,
+        step_ms=np.full(8, 0.4),
+        decide_ms=0.01,
+        chain_ms=rows_ms,
+        tree_ms=rows_ms + 0.1,
     )
     fitted = Calibration(tree=tree, levels=(level,), error=0.0, num_rounds=1, tokens_per_round=2)
     return AdaptivePlan(fitted, costs)

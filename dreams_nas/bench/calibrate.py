@@ -18,7 +18,7 @@ from dreams_nas.core.files import write_json
 from dreams_nas.core.seeds import derive_seed
 from dreams_nas.decode.drafting import ready_draft
 from dreams_nas.decode.dynamic import DynamicPlan
-from dreams_nas.decode.engine import Round, decode
+from dreams_nas.decode.engine import DecodeResult, Round, decode
 from dreams_nas.decode.loading import require_draft_folder
 from dreams_nas.draft.checkpoint import CONFIG_FILE
 from dreams_nas.draft.model import DraftModel, load_draft
@@ -35,7 +35,7 @@ _HELD_OUT = 3
 
 
 class LevelPaths:
-    """Paths of one length that were verified."""
+    """Paths of one length that were drafted and whose right continuation is known."""
 
     def __init__(self) -> None:
         self.scores: list[float] = []
@@ -55,39 +55,52 @@ def gather(
     prompts: Sequence[Prompt],
     max_new_tokens: int,
     quiet: bool = False,
-) -> list[list[Round]]:
-    """Decode prompts with a dynamic tree; the rounds of each, the last one left out.
-
-    The last round may run over the end of the answer, where nobody knows what is right.
-    """
-    plan = DynamicPlan(tree, wants_scores=True)
+) -> list[DecodeResult]:
+    """Decode prompts token by token, a dynamic tree drafted from every place of the answers."""
+    plan = DynamicPlan(tree, wants_scores=True, commits_one=True)
     ready = ready_draft(draft, target)
     found = []
     with progress("decoding for calibration", len(prompts), quiet) as bar:
         for prompt in prompts:
-            result = decode(
-                target, prompt.inputs, max_new_tokens=max_new_tokens, draft=ready, plan=plan
+            found.append(
+                decode(target, prompt.inputs, max_new_tokens=max_new_tokens, draft=ready, plan=plan)
             )
-            found.append(result.rounds[:-1])
             bar.advance()
     return found
 
 
-def by_level(rounds: Sequence[Round], num_levels: int) -> list[LevelPaths]:
-    """Sort the verified paths of some rounds by their length."""
+def by_level(results: Sequence[DecodeResult], num_levels: int) -> list[LevelPaths]:
+    """Sort the paths drafted from every place of some answers by their length.
+
+    Round k stands at token k of its answer. Paths beyond the answer's end are left out: nobody
+    knows what is right there.
+    """
     levels = [LevelPaths() for _ in range(num_levels)]
-    for done in rounds:
-        assert done.parents is not None
-        assert done.scores is not None
-        accepted = set(done.path)
-        depths: list[int] = []
-        for node, (parent, score) in enumerate(zip(done.parents, done.scores, strict=True)):
-            depths.append(0 if parent < 0 else depths[parent] + 1)
-            levels[depths[-1]].scores.append(score)
-            levels[depths[-1]].accepted.append(node in accepted)
-        for depth in range(len(done.path) - 1):
-            levels[depth].num_going_on += 1
+    for result in results:
+        for place, done in enumerate(result.rounds):
+            _sort_round(levels, done, result.tokens[place + 1 :])
     return levels
+
+
+def _sort_round(levels: Sequence[LevelPaths], done: Round, right: Sequence[int]) -> None:
+    """Add the paths of one round; `right` are the tokens that follow its root."""
+    assert done.parents is not None
+    assert done.scores is not None
+    depths: list[int] = []
+    accepted: list[bool] = []
+    deepest = 0
+    for token, parent, score in zip(done.drafted, done.parents, done.scores, strict=True):
+        depth = 0 if parent < 0 else depths[parent] + 1
+        is_right = depth < len(right) and token == right[depth]
+        depths.append(depth)
+        accepted.append(is_right and (parent < 0 or accepted[parent]))
+        if depth < len(right):
+            levels[depth].scores.append(score)
+            levels[depth].accepted.append(accepted[-1])
+        if accepted[-1]:
+            deepest = max(deepest, depth + 1)
+    for level in levels[: max(0, deepest - 1)]:
+        level.num_going_on += 1
 
 
 def isotonic(scores_X: FloatArray, accepted_X: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -151,28 +164,28 @@ def calibrate(
     """
     if len(prompts) < _HELD_OUT:
         raise UserError(f"calibration needs {_HELD_OUT} prompts or more, there are {len(prompts)}")
-    rounds = gather(target, draft, tree, prompts, max_new_tokens, quiet)
-    kept = [r for i, some in enumerate(rounds) if i % _HELD_OUT for r in some]
-    held_out = [r for some in rounds[::_HELD_OUT] for r in some]
-    levels = fit(by_level(kept, tree.num_levels))
-    if not held_out:
+    results = gather(target, draft, tree, prompts, max_new_tokens, quiet)
+    held_out = by_level(results[::_HELD_OUT], tree.num_levels)
+    kept = by_level([r for i, r in enumerate(results) if i % _HELD_OUT], tree.num_levels)
+    num_rounds = sum(len(r.rounds) for i, r in enumerate(results) if i % _HELD_OUT)
+    levels = fit(kept)
+    if not any(level.scores for level in held_out):
         raise UserError(
             "the answers to the held-out prompts are too short to measure the error; give more "
             "prompts (--num-prompts)"
         )
     if not levels:
         raise UserError(
-            f"none of {len(kept)} rounds accepted a drafted token; this draft cannot be calibrated"
+            f"none of {num_rounds} rounds accepted a drafted token; this draft cannot be calibrated"
         )
     found = Calibration(
         tree=tree,
         levels=levels,
         error=0.0,
-        num_rounds=len(kept),
-        tokens_per_round=1 + sum(done.num_accepted for done in kept) / len(kept),
+        num_rounds=num_rounds,
+        tokens_per_round=1 + sum(level.num_accepted for level in kept) / num_rounds,
     )
-    error = calibration_error(found, by_level(held_out, tree.num_levels))
-    return found.replace(error=error)
+    return found.replace(error=calibration_error(found, held_out))
 
 
 def calibrate_folder(config: CalibrateConfig, quiet: bool = False) -> Calibration:

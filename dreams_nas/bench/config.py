@@ -58,9 +58,9 @@ class CalibrateConfig(PlaceConfig):
     """Prompts that are decoded; every third measures the error."""
     max_new_tokens: int = Field(default=128, ge=2)
     """Most tokens of an answer."""
-    num_levels: int = Field(default=6, ge=1)
+    num_levels: int = Field(default=8, ge=1)
     """Levels of the tree that gathers the paths; an adaptive policy drafts at most this."""
-    width: int = Field(default=4, ge=1)
+    width: int = Field(default=3, ge=1)
     """Nodes expanded on a level, and guesses of each."""
     num_nodes: int = Field(default=24, ge=1)
     """Nodes verified at most."""

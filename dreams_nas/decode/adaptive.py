@@ -23,6 +23,8 @@ from dreams_nas.decode.drafting import DraftSession
 from dreams_nas.decode.parts import Parts
 from dreams_nas.space.policy import Calibration
 
+_NEGLIGIBLE = 0.02
+"""Guesses less likely than this are dropped at sight: fifty of them gain one token."""
 _PRIOR_ROUNDS = 4
 """Weight of the first guess of the rate, in rounds."""
 
@@ -91,15 +93,19 @@ class Economist:
     """The adaptive rule for one request: what is expanded, what is verified.
 
     Candidates of a round are numbered in the order they were drafted, level by level; -1 is the
-    root.
+    root. It runs between the passes of a draft, on lists of a few numbers: measured (microseconds a
+    level, 3 guesses of one row) 15 where every guess was looked up and sorted, 5 now.
     """
 
     def __init__(self, plan: AdaptivePlan) -> None:
         costs, calibration = plan.costs, plan.calibration
         self._policy, self._calibration = calibration.tree, calibration
-        self._sync_ms, self._step_ms = costs.sync_ms, costs.step_ms.tolist()
+        self._sync_ms, self._decide_ms = costs.sync_ms, costs.decide_ms
         self._chain_ms, self._tree_ms = costs.chain_ms.tolist(), costs.tree_ms.tolist()
-        self._node_ms = (self._chain_ms[-1] - self._chain_ms[1]) / max(1, len(self._chain_ms) - 2)
+        node_ms = (self._tree_ms[-1] - self._tree_ms[1]) / max(1, len(self._tree_ms) - 2)
+        self._step_ms = [ms + costs.decide_ms for ms in costs.step_ms.tolist()]
+        self._level_ms = [ms + node_ms * w for w, ms in enumerate(self._step_ms, 1)]
+        """A step of 1, 2, ... rows and what verifying a guess of each should add."""
         num_tokens = calibration.tokens_per_round
         num_nodes = min(len(self._chain_ms) - 1, round(num_tokens))
         first_ms = costs.sync_ms + (num_nodes - 1) * self._step_ms[0] + self._chain_ms[num_nodes]
@@ -111,6 +117,11 @@ class Economist:
         """Tokens per millisecond so far; plain decoding is always to be had."""
         return max(self._tokens / self._ms, 1 / self._chain_ms[0])
 
+    @property
+    def num_guesses(self) -> int:
+        """Best guesses wanted of every row."""
+        return self._policy.width
+
     def open_round(self) -> None:
         """Forget the last round's candidates."""
         self._drafted: list[int] = []
@@ -119,74 +130,82 @@ class Economist:
         self._likely: list[float] = []
         self._fed = [-1]
         """Candidates that the running pass expands."""
-        self._first, self._level = 0, 0
-        self._round_ms = self._sync_ms
+        self._level = 0
+        self._round_ms = self._sync_ms + self._decide_ms
+        self._rate = self.rate
 
-    def look(self, tokens_WK: Sequence[Sequence[int]], logs_WK: Sequence[Sequence[float]]) -> None:
-        """Take the best guesses of the running pass's rows, and how likely the draft holds them."""
-        self._first = len(self._drafted)
-        self._level += 1
-        fitted = self._calibration.level(self._level)
-        for parent, tokens, logs in zip(self._fed, tokens_WK, logs_WK, strict=True):
-            score, most = (
-                (self._scores[parent], self._likely[parent]) if parent >= 0 else (0.0, 1.0)
-            )
-            for token, log in zip(tokens, logs, strict=True):
-                self._drafted.append(token)
-                self._parents.append(parent)
-                self._scores.append(score + log)
-                # Fitted apart, a level's map may lie above that of the parents.
-                self._likely.append(min(most, fitted.accepted(score + log)))
+    def look(
+        self, tokens_WK: Sequence[Sequence[int]], logs_WK: Sequence[Sequence[float]]
+    ) -> tuple[list[int], list[int]]:
+        """Take the best guesses of the running pass's rows and say which are fed back.
 
-    @property
-    def num_guesses(self) -> int:
-        """Best guesses wanted of every row."""
-        return self._policy.width
-
-    def expand(self) -> tuple[list[int], list[int]]:
-        """Which guesses of the last pass are fed back, none when drafting no longer pays.
+        Args:
+            tokens_WK: Best guesses of each row, the best first.
+            logs_WK: How likely the draft holds them, natural logarithms.
 
         Returns:
-            Their places among the pass's guesses, row by row, ascending; and the row of each.
+            Their places among the guesses, row by row, ascending, and the row of each; none when
+            drafting no longer pays.
         """
+        self._level += 1
+        fitted, first = self._calibration.level(self._level), len(self._drafted)
+        places: list[int] = []
+        for row, (parent, logs) in enumerate(zip(self._fed, logs_WK, strict=True)):
+            score, most = 0.0, 1.0
+            if parent >= 0:
+                score, most = self._scores[parent], self._likely[parent]
+            for rank, log in enumerate(logs):
+                # Fitted apart, a level's map may lie above that of the parents.
+                likely = min(most, fitted.accepted(score + log))
+                if likely < _NEGLIGIBLE and places:
+                    break  # and so are the row's further guesses
+                places.append(row * len(logs) + rank)
+                self._drafted.append(tokens_WK[row][rank])
+                self._parents.append(parent)
+                self._scores.append(score + log)
+                self._likely.append(likely)
         if self._level == self._policy.num_levels:
             return [], []
-        last = range(self._first, len(self._drafted))
-        order = sorted(last, key=self._likely.__getitem__, reverse=True)
-        going_on = self._calibration.level(self._level).continuation
-        best, best_value, gain, rate = 0, 0.0, 0.0, self.rate
-        for width in range(1, min(self._policy.width, len(self._step_ms), len(order)) + 1):
+        chosen = self._worth_a_step(first, fitted.continuation)
+        self._fed = chosen
+        if chosen:
+            self._round_ms += self._step_ms[len(chosen) - 1]
+        fed = [places[candidate - first] for candidate in chosen]
+        return fed, [place // len(logs_WK[0]) for place in fed]
+
+    def _worth_a_step(self, first: int, going_on: float) -> list[int]:
+        """Candidates from `first` on whose further guesses outweigh the time they take."""
+        order = list(range(first, len(self._drafted)))
+        if len(order) > 1:
+            order.sort(key=self._likely.__getitem__, reverse=True)
+        best, best_value, gain = 0, 0.0, 0.0
+        most = min(self._policy.width, len(self._level_ms), len(order))
+        for width in range(1, most + 1):
             gain += going_on * self._likely[order[width - 1]]
-            value = gain - rate * (self._step_ms[width - 1] + width * self._node_ms)
+            value = gain - self._rate * self._level_ms[width - 1]
             if value > best_value:
                 best, best_value = width, value
-        if best:
-            self._round_ms += self._step_ms[best - 1]
-        num_guesses = len(last) // len(self._fed)
-        self._fed = sorted(order[:best])
-        places = [candidate - self._first for candidate in self._fed]
-        return places, [place // num_guesses for place in places]
+        return sorted(order[:best])
 
     def harvest(self) -> HostTree:
         """What is verified: nodes are added, the likeliest first, while they pay."""
-        order = sorted(range(len(self._drafted)), key=self._likely.__getitem__, reverse=True)
+        likely, parents = self._likely, self._parents
+        order = sorted(range(len(likely)), key=likely.__getitem__, reverse=True)
         spine = [-1]
-        for candidate, parent in enumerate(self._parents):
+        for candidate, parent in enumerate(parents):
             if parent == spine[-1]:  # the first of a row is its best
                 spine.append(candidate)
         best: list[int] = []
-        best_value = -self.rate * self._chain_ms[0]
-        best_ms = self._chain_ms[0]
+        best_value, best_ms = -self._rate * self._chain_ms[0], self._chain_ms[0]
         for line in (spine[1:], order):
-            gain, is_chain, before = 0.0, True, -1
-            most = min(self._policy.num_nodes, len(line))
-            for count, candidate in enumerate(line[:most], 1):
-                gain += self._likely[candidate]
-                is_chain, before = is_chain and self._parents[candidate] == before, candidate
-                prices = self._chain_ms if is_chain else self._tree_ms
+            gain, prices, before = 0.0, self._chain_ms, -1
+            for count, candidate in enumerate(line[: self._policy.num_nodes], 1):
+                if parents[candidate] != before:
+                    prices = self._tree_ms
                 if count == len(prices):
                     break
-                value = gain - self.rate * prices[count]
+                gain, before = gain + likely[candidate], candidate
+                value = gain - self._rate * prices[count]
                 if value > best_value:
                     best, best_value, best_ms = line[:count], value, prices[count]
         self._round_ms += best_ms
@@ -194,7 +213,7 @@ class Economist:
         row = {candidate: index for index, candidate in enumerate(kept, 1)} | {-1: 0}
         return HostTree(
             tokens=[self._drafted[candidate] for candidate in kept],
-            parents=[row[self._parents[candidate]] for candidate in kept],
+            parents=[row[parents[candidate]] for candidate in kept],
             scores=[self._scores[candidate] for candidate in kept],
         )
 
@@ -219,27 +238,26 @@ def grow_while_it_pays(
     seen_WR: list[list[bool]] = [[]]
     while True:
         tokens_WK, logs_WK = session.guess_likely(economist.num_guesses)
-        economist.look(*_to_host(tokens_WK, logs_WK))
+        tokens, logs = to_host(tokens_WK, logs_WK)
         if parts is not None:
             parts.lap("steps")
-        fed_W, rows_W = economist.expand()
+        fed_W, rows_W = economist.look(tokens, logs)
         if parts is not None:
             parts.lap("tree")
         if not fed_W:
             break
-        num_fed = len(fed_W)
+        if len(fed_W) == len(tokens) == 1:  # a chain so far, and further
+            seen_WR[0].append(True)
+            session.feed(tokens_WK[0, fed_W[0] : fed_W[0] + 1], None, None)
+            continue
         seen_WR = [
-            seen_WR[row] + [other == own for other in range(num_fed)]
+            seen_WR[row] + [other == own for other in range(len(fed_W))]
             for own, row in enumerate(rows_W)
         ]
-        mask_WR = None
-        if not all(map(all, seen_WR)):
-            mask_WR = to_device(seen_WR, tokens_WK.device)
-        session.feed(
-            tokens_WK.flatten()[_index(fed_W, tokens_WK.device)],
-            _index(rows_W, tokens_WK.device),
-            mask_WR,
-        )
+        device = tokens_WK.device
+        mask_WR = None if all(map(all, seen_WR)) else to_device(seen_WR, device)
+        fed_tokens_W = tokens_WK.flatten()[to_device(fed_W, device)]
+        session.feed(fed_tokens_W, to_device(rows_W, device), mask_WR)
     session.close_round()
     return economist.harvest()
 
@@ -249,13 +267,7 @@ def to_device(values: list[Any], device: torch.device) -> Tensor:
     return torch.tensor(values, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
-def _index(places: list[int], device: torch.device) -> Tensor | slice:
-    """What picks rows; neighbours need no tensor for it."""
-    first, stop = places[0], places[0] + len(places)
-    return slice(first, stop) if places == list(range(first, stop)) else to_device(places, device)
-
-
-def _to_host(tokens_WK: Tensor, logs_WK: Tensor) -> tuple[list[list[int]], list[list[float]]]:
+def to_host(tokens_WK: Tensor, logs_WK: Tensor) -> tuple[list[list[int]], list[list[float]]]:
     """Best guesses and their logarithms as numbers: one transfer from a GPU."""
     if not tokens_WK.is_cuda:
         return tokens_WK.tolist(), logs_WK.tolist()

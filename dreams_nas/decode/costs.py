@@ -23,6 +23,8 @@ class RoundCosts:
     """The draft commits the tokens of a round."""
     step_ms: FloatArray
     """A self-fed draft step of 1, 2, ... rows."""
+    decide_ms: float
+    """Ranking a level's guesses by probability and deciding on them."""
     chain_ms: FloatArray
     """Verifying a chain of 0, 1, 2, ... nodes, joining, accepting and committing included."""
     tree_ms: FloatArray
@@ -51,11 +53,15 @@ def round_costs(table: LatencyTable, config: DraftConfig, tree: DynamicTree, kv:
         rows_Q = np.arange(2, min(tree.num_nodes + 1, costs.max_verify_rows(mask)) + 1)
         drafted = costs.t_verify(rows_Q, kv, mask)
         drafted = drafted + costs.t_tree(rows_Q, mask) + costs.t_commit(rows_Q, mask)
-        # A lone root is a plain step.
-        verified[mask] = rising_fit(np.concatenate([[float(costs.t_ar(kv))], drafted]))
+        # A lone root is accepted and committed as the shortest chain is.
+        alone = costs.t_root(kv) + costs.t_commit(2, "chain")
+        verified[mask] = np.concatenate([[float(alone)], drafted])
+    chain_ms, tree_ms = verified["chain"], verified["tree"]
     return RoundCosts(
         sync_ms=float(costs.t_sync(min(_COMMITTED, costs.max_sync_rows), kv)),
         step_ms=rising_fit(np.asarray(costs.t_step(rows_W, kv), dtype=np.float64)),
-        chain_ms=verified["chain"],
-        tree_ms=verified["tree"],
+        decide_ms=costs.decide_ms,
+        # Longer chains than were measured cost what trees of as many nodes do.
+        chain_ms=rising_fit(np.concatenate([chain_ms, tree_ms[len(chain_ms) :]])),
+        tree_ms=rising_fit(tree_ms),
     )

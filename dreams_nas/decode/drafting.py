@@ -177,7 +177,7 @@ class DraftSession:
         )
         return self._target_ids(best_WK), likely_WK
 
-    def feed(self, tokens_W: Tensor, rows_W: Tensor | slice | None, mask_WR: Tensor | None) -> None:
+    def feed(self, tokens_W: Tensor, rows_W: Tensor | None, mask_WR: Tensor | None) -> None:
         """Feed guesses back; their rows are the open ones then.
 
         Args:

@@ -27,6 +27,8 @@ class DynamicPlan:
     policy: DynamicTree
     wants_scores: bool = False
     """Whether rounds report how likely the draft held every node."""
+    commits_one: bool = False
+    """Whether rounds gain one token, whatever is accepted: an answer is drafted from everywhere."""
 
     @property
     def num_nodes(self) -> int:

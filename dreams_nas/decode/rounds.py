@@ -225,6 +225,8 @@ class Grown(_Branching):
         host = torch.cat([grown.tokens_N, grown.parents_N, chosen_Q]).tolist()
         drafted, parents = host[:num_nodes], host[num_nodes : 2 * num_nodes]
         rows, tokens = accept_greedy(children_of(parents), drafted, host[2 * num_nodes :])
+        if self._plan.commits_one:
+            rows, tokens = rows[:1], tokens[:1]
         self._lap("accept")
         return Gain(
             drafted=tuple(drafted),

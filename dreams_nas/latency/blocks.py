@@ -37,7 +37,12 @@ class BlockSpec(NamedTuple):
 
 SPECS: dict[Block, BlockSpec] = {
     "target_step": BlockSpec("one plain decoding step of the target, q = 1", (), True),
-    "verify": BlockSpec("a target pass over q = n + 1 rows; mask: chain or tree", ("mask",), True),
+    "verify": BlockSpec(
+        "a target pass over q = n + 1 rows in a round, q = 1 where nothing was drafted; mask: "
+        "chain or tree",
+        ("mask",),
+        True,
+    ),
     "target_prefill": BlockSpec("the target over a prompt of q rows with its pixels", (), False),
     "draft_layer": BlockSpec(
         "one layer of a self-fed draft pass; position: first (reads twice the hidden size) or next",
@@ -67,8 +72,9 @@ SPECS: dict[Block, BlockSpec] = {
         False,
     ),
     "host": BlockSpec(
-        "host work of a round with q = n + 1 rows; part: tree, accept or commit; mask: chain "
-        "(commits a prefix) or tree (gathers rows)",
+        "host work of a round with q = n + 1 rows; part: tree, accept, commit, or decide (what an "
+        "adaptive policy adds to a level of q rows); mask: chain (commits a prefix) or tree "
+        "(gathers rows)",
         ("part", "mask"),
         False,
     ),
@@ -79,7 +85,7 @@ DIM_CHOICES: dict[str, tuple[str, ...]] = {
     "mask": ("chain", "tree"),
     "position": ("first", "next"),
     "kind": ("sync", "step"),
-    "part": ("tree", "accept", "commit"),
+    "part": ("tree", "accept", "commit", "decide"),
 }
 """Legal values of the dimensions that are names; the others are positive integers."""
 

@@ -10,6 +10,7 @@ All times in milliseconds; kv is the number of rows in the cache before the pass
 numbers or arrays and broadcasts.
 """
 
+from dreams_nas.latency.blocks import group_key
 from dreams_nas.latency.grid import ArrayLike, FloatArray
 from dreams_nas.latency.table import LatencyTable
 from dreams_nas.space.arch import DraftArch, TargetDims
@@ -45,6 +46,9 @@ class CostModel:
             mask: {part: table.grid("host", part=part, mask=mask) for part in _PARTS}
             for mask in _MASKS
         }
+        # Older tables lack what only adaptive policies ask for.
+        decide = group_key("host", {"part": "decide", "mask": "chain"})
+        self._decide = table.grids.get(decide)
         self._prefill = table.grid("draft_prefill", depth=self.depth, taps=num_taps, **layer)
 
     def max_verify_rows(self, mask: str = "tree") -> int:
@@ -70,6 +74,16 @@ class CostModel:
     def t_verify(self, q: ArrayLike, kv: ArrayLike, mask: str = "tree") -> FloatArray:
         """One verification of q = n + 1 rows."""
         return self._verify[mask](q, kv)
+
+    def t_root(self, kv: ArrayLike) -> FloatArray:
+        """Verifying the root alone in a round that drafts nothing; a plain step if unmeasured."""
+        chain = self._verify["chain"]
+        return chain(1, kv) if chain.q_range[0] == 1 else self.t_ar(kv)
+
+    @property
+    def decide_ms(self) -> float:
+        """What an adaptive policy adds to each level that it drafts; 0 where unmeasured."""
+        return 0.0 if self._decide is None else float(self._decide(1))
 
     def t_tree(self, q: ArrayLike, mask: str = "tree") -> FloatArray:
         """Host work between draft and verify, for q = n + 1 rows."""

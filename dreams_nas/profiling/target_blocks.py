@@ -8,11 +8,14 @@ Shapes: Q verified rows, N nodes.
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dreams_nas.core.errors import UserError
 from dreams_nas.decode.accept import accept_greedy
+from dreams_nas.decode.adaptive import AdaptivePlan, Economist, to_host
+from dreams_nas.decode.costs import RoundCosts
 from dreams_nas.decode.engine import build_plan
 from dreams_nas.decode.plan import TreePlan
 from dreams_nas.decode.stopping import cut_at_stop
@@ -20,9 +23,12 @@ from dreams_nas.profiling.forced import path_rows
 from dreams_nas.profiling.grids import Grids, likely_tree
 from dreams_nas.profiling.points import PointSet
 from dreams_nas.profiling.random_drafts import RandomDrafts
+from dreams_nas.space.policy import Calibration, DynamicTree, LevelCalibration
 from dreams_nas.space.tree import StaticTree
 from dreams_nas.targets.protocol import Target, TargetInputs
 
+_NUM_GUESSES = 3
+"""Guesses that an adaptive policy looks at, typically."""
 _NUM_LEVELS = 6
 """Levels of the trees that are verified: their mask costs the same, whatever it holds."""
 
@@ -84,6 +90,20 @@ class TargetBlocks:
 
         return run
 
+    def verify_root(self, kv: int) -> Callable[[], Tensor]:
+        """The verification of a round that drafts nothing, to the greedy token."""
+        depth_1 = torch.zeros(1, dtype=torch.int64, device=self._target.device)
+        root_1 = self._tokens_Q[:1]
+
+        def run() -> Tensor:
+            self.cache.length = kv
+            out = self._target.verify(
+                root_1, depth_1, None, self.cache, target_layer_ids=self._taps
+            )
+            return out.logits_QV.argmax(dim=-1)
+
+        return run
+
     def add_passes(self, points: PointSet, disturb: Callable[[], object]) -> None:
         """Plain steps and verifications.
 
@@ -96,6 +116,8 @@ class TargetBlocks:
         for kv in kvs:
             step = self.step(kv)
             points.add("target_step", 1, kv, {}, step, step)
+            if kv in (kvs[0], kvs[-1]):
+                points.add("verify", 1, kv, {"mask": "chain"}, self.verify_root(kv), disturb)
         ends = (kvs[0], kvs[-1])
         for mask, rows in (("tree", self._grids.verify_rows), ("chain", self._grids.chain_rows)):
             for q in rows:
@@ -114,6 +136,30 @@ class TargetBlocks:
             self._add_host(points, likely_tree(_NUM_LEVELS, q - 1), "tree")
         for q in self._grids.chain_host_rows:
             self._add_host(points, StaticTree.chain(q - 1), "chain")
+        self._add_decision(points)
+
+    def _add_decision(self, points: PointSet) -> None:
+        """What an adaptive policy adds to a level of one row: probabilities, and the rule."""
+        vocab = self._grids.vocabs[len(self._grids.vocabs) // 2]
+        logits_1V = self._drafts.normal(1, vocab)
+        level = LevelCalibration(
+            log_probabilities=(-9.0, -1.0, 0.0), acceptance=(0.0, 0.5, 1.0), continuation=1.0
+        )
+        tree = DynamicTree(num_levels=2, width=min(_NUM_GUESSES, vocab), num_nodes=2)
+        free = np.zeros(3)
+        economist = Economist(
+            AdaptivePlan(
+                Calibration(tree=tree, levels=(level,), error=0, num_rounds=1, tokens_per_round=2),
+                RoundCosts(0.0, free, 0.0, free + 1, free + 1),
+            )
+        )
+
+        def decide() -> None:
+            economist.open_round()
+            logs_WK, ids_WK = logits_1V.log_softmax(dim=-1).topk(tree.width, dim=-1)
+            economist.look(*to_host(ids_WK, logs_WK))
+
+        points.add("host", 1, 0, {"part": "decide", "mask": "chain"}, decide, decide, every=2)
 
     def _add_host(self, points: PointSet, tree: StaticTree, mask: str) -> None:
         plan, q = self.plan(tree), tree.num_nodes + 1
