@@ -7,16 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draft_models import build_loud_target, build_ready, draw_by_law
+from draft_models import TREES, build_loud_target, build_ready, draw_by_law
 from target_models import FAMILIES, IMAGE_FAMILIES, build_prompt, build_tokenizer
 from torch import Tensor
 
 from dreams_nas.core.errors import UserError
-from dreams_nas.decode.adaptive import AdaptivePlan, Economist, HostTree
+from dreams_nas.decode.adaptive import AdaptivePlan, Economist, HostTree, VerifyTensors
 from dreams_nas.decode.choose import Chooser
 from dreams_nas.decode.costs import RoundCosts
 from dreams_nas.decode.dynamic import DynamicPlan, ancestry, grow
 from dreams_nas.decode.engine import Plan, decode
+from dreams_nas.decode.plan import build_tree_plan
 from dreams_nas.decode.reference import _run_draft
 from dreams_nas.decode.settings import GenerationSettings
 from dreams_nas.draft.layers import fuse, head
@@ -286,6 +287,23 @@ def test_a_higher_rate_makes_time_dearer() -> None:
     assert kept[1] < kept[0]
 
 
+def test_grown_trees_are_verified_as_static_ones_are() -> None:
+    device = torch.device("cpu")
+    tensors = VerifyTensors(20, torch.float32, device)
+    for tree in TREES.values():
+        plan = build_tree_plan(tree, device, torch.float32)
+        grown = HostTree([0] * tree.num_nodes, [parent + 1 for parent in tree.parents])
+        depths_Q, mask_QQ = tensors.of(grown)
+        assert grown.is_chain == tree.is_chain
+        assert mask_QQ is not None
+        assert plan.mask_QQ is not None
+        torch.testing.assert_close(mask_QQ, plan.mask_QQ)
+        assert depths_Q.tolist() == plan.depths_Q.tolist()
+    depths_Q, mask_QQ = tensors.of(HostTree())
+    assert depths_Q.tolist() == [0]
+    assert mask_QQ is None
+
+
 def test_deciding_has_a_price() -> None:
     tree = DynamicTree(num_levels=8, width=2, num_nodes=14)
     levels = []
@@ -322,7 +340,7 @@ def test_a_chain_is_kept_where_trees_are_dearer() -> None:
     assert not branching.is_chain
     assert chain.is_chain
     assert len(chain.tokens) == 4
-    assert chain.visible() == [[i <= row for i in range(5)] for row in range(5)]
+    assert chain.mask(-9) == [[0 if i <= row else -9 for i in range(5)] for row in range(5)]
     assert branching.depths()[1:] == [branching.depths()[p] + 1 for p in branching.parents]
 
 

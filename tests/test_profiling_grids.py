@@ -1,9 +1,11 @@
 """What is measured: all that the space needs, inside what the target has, and nothing else."""
 
 import pytest
+import torch
 
 from dreams_nas.core.errors import UserError
-from dreams_nas.profiling.grids import fan_tree, likely_tree, plan_grids
+from dreams_nas.decode.plan import build_tree_plan
+from dreams_nas.profiling.grids import even_tree, likely_tree, plan_grids
 from dreams_nas.space.arch import TargetDims
 from dreams_nas.space.search_space import SearchSpace, load_search_space
 
@@ -65,7 +67,10 @@ def test_likely_trees_have_the_nodes_and_at_most_the_levels_asked_for(levels, no
     assert (0,) in tree.paths
 
 
-def test_a_fan_has_one_step_of_its_width():
-    assert fan_tree(5, 3).step_widths == (5,)
-    assert fan_tree(5, 3).num_nodes == 20
-    assert fan_tree(5, 0).step_widths == ()
+def test_an_even_tree_has_equal_steps():
+    tree = even_tree(5, 3, 4)
+    assert tree.step_widths == (5, 5, 5)
+    assert tree.num_nodes == 5 + 3 * (5 + 3)
+    plan = build_tree_plan(tree, torch.device("cpu"), torch.float32)
+    assert [level.num_ranks for level in plan.levels] == [5, 4, 4, 4]
+    assert even_tree(5, 0).step_widths == ()

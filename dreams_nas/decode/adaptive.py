@@ -11,8 +11,10 @@ as plain numbers. It needs no other transfer but that of the target's choices.
 Shapes: W rows of a draft step, K guesses of each, Q verified rows.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -79,14 +81,14 @@ class HostTree:
             found.append(found[parent] + 1)
         return found
 
-    def visible(self) -> list[list[bool]]:
-        """Which verified rows each row descends from, itself included."""
+    def mask(self, hidden: float) -> list[list[float]]:
+        """Additive mask of the verified rows: 0 for ancestors and self, `hidden` elsewhere."""
         num_rows = len(self.parents) + 1
-        seen = [[True] + [False] * (num_rows - 1)]
+        rows = [[0.0] + [hidden] * (num_rows - 1)]
         for row, parent in enumerate(self.parents, 1):
-            seen.append(seen[parent].copy())
-            seen[row][row] = True
-        return seen
+            rows.append(rows[parent].copy())
+            rows[row][row] = 0.0
+        return rows
 
 
 class Economist:
@@ -99,7 +101,10 @@ class Economist:
 
     def __init__(self, plan: AdaptivePlan) -> None:
         costs, calibration = plan.costs, plan.calibration
-        self._policy, self._calibration = calibration.tree, calibration
+        self._policy = calibration.tree
+        levels = [calibration.level(n) for n in range(1, plan.num_levels + 1)]
+        self._maps = [(level.log_probabilities, *level.lines) for level in levels]
+        self._continuation = [level.continuation for level in levels]
         self._sync_ms, self._decide_ms = costs.sync_ms, costs.decide_ms
         self._chain_ms, self._tree_ms = costs.chain_ms.tolist(), costs.tree_ms.tolist()
         node_ms = (self._tree_ms[-1] - self._tree_ms[1]) / max(1, len(self._tree_ms) - 2)
@@ -147,42 +152,48 @@ class Economist:
             Their places among the guesses, row by row, ascending, and the row of each; none when
             drafting no longer pays.
         """
+        knots, offsets, slopes = self._maps[self._level]
+        first = len(self._drafted)
         self._level += 1
-        fitted, first = self._calibration.level(self._level), len(self._drafted)
         places: list[int] = []
-        for row, (parent, logs) in enumerate(zip(self._fed, logs_WK, strict=True)):
+        num_guesses = len(logs_WK[0])
+        for row, parent in enumerate(self._fed):
             score, most = 0.0, 1.0
             if parent >= 0:
                 score, most = self._scores[parent], self._likely[parent]
-            for rank, log in enumerate(logs):
-                # Fitted apart, a level's map may lie above that of the parents.
-                likely = min(most, fitted.accepted(score + log))
-                if likely < _NEGLIGIBLE and places:
+            for rank, log in enumerate(logs_WK[row]):
+                path = score + log
+                piece = bisect_right(knots, path)
+                likely = offsets[piece] + slopes[piece] * path
+                if likely > most:  # fitted apart, a level's map may lie above that of the parents
+                    likely = most
+                elif likely < _NEGLIGIBLE and places:
                     break  # and so are the row's further guesses
-                places.append(row * len(logs) + rank)
+                places.append(row * num_guesses + rank)
                 self._drafted.append(tokens_WK[row][rank])
                 self._parents.append(parent)
-                self._scores.append(score + log)
+                self._scores.append(path)
                 self._likely.append(likely)
         if self._level == self._policy.num_levels:
             return [], []
-        chosen = self._worth_a_step(first, fitted.continuation)
-        self._fed = chosen
-        if chosen:
-            self._round_ms += self._step_ms[len(chosen) - 1]
+        self._fed = chosen = self._worth_a_step(first)
+        if not chosen:
+            return [], []
+        self._round_ms += self._step_ms[len(chosen) - 1]
         fed = [places[candidate - first] for candidate in chosen]
-        return fed, [place // len(logs_WK[0]) for place in fed]
+        return fed, [place // num_guesses for place in fed]
 
-    def _worth_a_step(self, first: int, going_on: float) -> list[int]:
+    def _worth_a_step(self, first: int) -> list[int]:
         """Candidates from `first` on whose further guesses outweigh the time they take."""
-        order = list(range(first, len(self._drafted)))
-        if len(order) > 1:
-            order.sort(key=self._likely.__getitem__, reverse=True)
+        likely, level_ms, rate = self._likely, self._level_ms, self._rate
+        going_on = self._continuation[self._level - 1]
+        if len(likely) == first + 1:
+            return [first] if going_on * likely[first] > rate * level_ms[0] else []
+        order = sorted(range(first, len(likely)), key=likely.__getitem__, reverse=True)
         best, best_value, gain = 0, 0.0, 0.0
-        most = min(self._policy.width, len(self._level_ms), len(order))
-        for width in range(1, most + 1):
-            gain += going_on * self._likely[order[width - 1]]
-            value = gain - self._rate * self._level_ms[width - 1]
+        for width in range(1, min(self._policy.width, len(level_ms), len(order)) + 1):
+            gain += going_on * likely[order[width - 1]]
+            value = gain - rate * level_ms[width - 1]
             if value > best_value:
                 best, best_value = width, value
         return sorted(order[:best])
@@ -190,32 +201,41 @@ class Economist:
     def harvest(self) -> HostTree:
         """What is verified: nodes are added, the likeliest first, while they pay."""
         likely, parents = self._likely, self._parents
-        order = sorted(range(len(likely)), key=likely.__getitem__, reverse=True)
-        spine = [-1]
-        for candidate, parent in enumerate(parents):
-            if parent == spine[-1]:  # the first of a row is its best
-                spine.append(candidate)
-        best: list[int] = []
-        best_value, best_ms = -self._rate * self._chain_ms[0], self._chain_ms[0]
-        for line in (spine[1:], order):
-            gain, prices, before = 0.0, self._chain_ms, -1
-            for count, candidate in enumerate(line[: self._policy.num_nodes], 1):
-                if parents[candidate] != before:
-                    prices = self._tree_ms
-                if count == len(prices):
-                    break
-                gain, before = gain + likely[candidate], candidate
-                value = gain - self._rate * prices[count]
-                if value > best_value:
-                    best, best_value, best_ms = line[:count], value, prices[count]
-        self._round_ms += best_ms
-        kept = sorted(best)
+        kept, value, cost_ms = self._most_worth(
+            sorted(range(len(likely)), key=likely.__getitem__, reverse=True)
+        )
+        if any(parents[candidate] != before for before, candidate in pairwise([-1, *kept])):
+            spine = [-1]
+            for candidate, parent in enumerate(parents):
+                if parent == spine[-1]:  # the first of a row is its best
+                    spine.append(candidate)
+            chain, chain_value, chain_ms = self._most_worth(spine[1:])
+            if chain_value >= value:
+                kept, cost_ms = chain, chain_ms
+        self._round_ms += cost_ms
+        kept.sort()
         row = {candidate: index for index, candidate in enumerate(kept, 1)} | {-1: 0}
         return HostTree(
             tokens=[self._drafted[candidate] for candidate in kept],
             parents=[row[parents[candidate]] for candidate in kept],
             scores=[self._scores[candidate] for candidate in kept],
         )
+
+    def _most_worth(self, line: list[int]) -> tuple[list[int], float, float]:
+        """How many candidates of a line to verify: they, what they are worth, what they cost."""
+        likely, parents, rate, prices = self._likely, self._parents, self._rate, self._chain_ms
+        best, best_value, gain, before = 0, -rate * prices[0], 0.0, -1
+        cost_ms = prices[0]
+        for count, candidate in enumerate(line[: self._policy.num_nodes], 1):
+            if parents[candidate] != before:
+                prices = self._tree_ms
+            if count == len(prices):
+                break
+            gain, before = gain + likely[candidate], candidate
+            value = gain - rate * prices[count]
+            if value > best_value:
+                best, best_value, cost_ms = count, value, prices[count]
+        return line[:best], best_value, cost_ms
 
     def observe(self, num_tokens: int) -> None:
         """Book what the round gained, the bonus token included, and what it should have cost."""
@@ -262,9 +282,32 @@ def grow_while_it_pays(
     return economist.harvest()
 
 
-def to_device(values: list[Any], device: torch.device) -> Tensor:
+class VerifyTensors:
+    """What a grown tree is verified with; chains take views of what was built once."""
+
+    def __init__(self, num_rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Build those of the longest chain."""
+        self._hidden = torch.finfo(dtype).min
+        self._dtype, self._device = dtype, device
+        self._depths_Q = torch.arange(num_rows, device=device)
+        hidden = torch.full((num_rows, num_rows), self._hidden, dtype=dtype, device=device)
+        self._mask_QQ = hidden.triu_(1)
+
+    def of(self, tree: HostTree) -> tuple[Tensor, Tensor | None]:
+        """Depths and additive mask; no mask for a lone root."""
+        num_rows = len(tree.parents) + 1
+        if num_rows == 1:
+            return self._depths_Q[:1], None
+        if tree.is_chain:
+            return self._depths_Q[:num_rows], self._mask_QQ[:num_rows, :num_rows]
+        mask_QQ = to_device(tree.mask(self._hidden), self._device, self._dtype)
+        return to_device(tree.depths(), self._device), mask_QQ
+
+
+def to_device(values: list[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """A tensor of host values, without waiting for the device."""
-    return torch.tensor(values, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    tensor = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+    return tensor.to(device, non_blocking=True)
 
 
 def to_host(tokens_WK: Tensor, logs_WK: Tensor) -> tuple[list[list[int]], list[list[float]]]:

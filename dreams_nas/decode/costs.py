@@ -53,6 +53,8 @@ def round_costs(table: LatencyTable, config: DraftConfig, tree: DynamicTree, kv:
         rows_Q = np.arange(2, min(tree.num_nodes + 1, costs.max_verify_rows(mask)) + 1)
         drafted = costs.t_verify(rows_Q, kv, mask)
         drafted = drafted + costs.t_tree(rows_Q, mask) + costs.t_commit(rows_Q, mask)
+        if mask == "tree":
+            drafted = drafted + costs.t_decide(rows_Q, mask)
         # A lone root is accepted and committed as the shortest chain is.
         alone = costs.t_root(kv) + costs.t_commit(2, "chain")
         verified[mask] = np.concatenate([[float(alone)], drafted])
@@ -60,7 +62,7 @@ def round_costs(table: LatencyTable, config: DraftConfig, tree: DynamicTree, kv:
     return RoundCosts(
         sync_ms=float(costs.t_sync(min(_COMMITTED, costs.max_sync_rows), kv)),
         step_ms=rising_fit(np.asarray(costs.t_step(rows_W, kv), dtype=np.float64)),
-        decide_ms=costs.decide_ms,
+        decide_ms=float(costs.t_decide(1, "chain")),
         # Longer chains than were measured cost what trees of as many nodes do.
         chain_ms=rising_fit(np.concatenate([chain_ms, tree_ms[len(chain_ms) :]])),
         tree_ms=rising_fit(tree_ms),

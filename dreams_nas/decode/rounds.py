@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from dreams_nas.decode.accept import accept_greedy, children_of
-from dreams_nas.decode.adaptive import AdaptivePlan, Economist, grow_while_it_pays, to_device
+from dreams_nas.decode.adaptive import (
+    AdaptivePlan,
+    Economist,
+    VerifyTensors,
+    grow_while_it_pays,
+    to_device,
+)
 from dreams_nas.decode.choose import Chooser
 from dreams_nas.decode.drafting import DraftSession
 from dreams_nas.decode.dynamic import DynamicPlan, ancestry, grow
@@ -180,20 +186,13 @@ class SampledChain(Speculative):
 class _Branching(_Drafted):
     """Along a tree that is new in every round."""
 
-    def _choose(self, logits_QV: Tensor, seen_QQ: Tensor | None, tokens_Q: Tensor) -> Tensor:
+    def _choose(self, logits_QV: Tensor, mask_QQ: Tensor | None, tokens_Q: Tensor) -> Tensor:
         """The target's token after each row."""
-        if seen_QQ is None or not self._chooser.wants_history:
+        if mask_QQ is None or not self._chooser.wants_history:
             return self._chooser.choose(logits_QV)
         # A row's own token stands in for what it has not read.
-        paths_QQ = torch.where(seen_QQ, tokens_Q, tokens_Q[:, None])
+        paths_QQ = torch.where(mask_QQ == 0, tokens_Q, tokens_Q[:, None])
         return self._chooser.choose(logits_QV, paths_QQ)
-
-    def _mask(self, seen_QQ: Tensor) -> Tensor | None:
-        """Additive mask of the verified rows; None for a lone root."""
-        if len(seen_QQ) == 1:
-            return None
-        mask_QQ = torch.zeros(seen_QQ.shape, dtype=self._target.dtype, device=seen_QQ.device)
-        return mask_QQ.masked_fill_(~seen_QQ, torch.finfo(mask_QQ.dtype).min)
 
     def _keep(self, rows: list[int], chosen_Q: Tensor, features_QF: Tensor) -> Tensor:
         """Commit verified rows; returns their features."""
@@ -218,9 +217,9 @@ class Grown(_Branching):
         self._open()
         grown = grow(self._session, self._plan.policy, self._parts)
         tokens_Q = torch.cat([self._root_1, grown.tokens_N])
-        seen_QQ = ancestry(grown.parents_N, self._plan.num_levels)
-        out = self._verify(tokens_Q, grown.depths_Q, self._mask(seen_QQ))
-        chosen_Q = self._choose(out.logits_QV, seen_QQ, tokens_Q)
+        mask_QQ = self._mask(ancestry(grown.parents_N, self._plan.num_levels))
+        out = self._verify(tokens_Q, grown.depths_Q, mask_QQ)
+        chosen_Q = self._choose(out.logits_QV, mask_QQ, tokens_Q)
         num_nodes = len(grown.tokens_N)
         host = torch.cat([grown.tokens_N, grown.parents_N, chosen_Q]).tolist()
         drafted, parents = host[:num_nodes], host[num_nodes : 2 * num_nodes]
@@ -237,6 +236,13 @@ class Grown(_Branching):
             scores=tuple(grown.scores_N.tolist()) if self._plan.wants_scores else None,
         )
 
+    def _mask(self, seen_QQ: Tensor) -> Tensor | None:
+        """Additive mask of the verified rows; None for a lone root."""
+        if len(seen_QQ) == 1:
+            return None
+        mask_QQ = torch.zeros(seen_QQ.shape, dtype=self._target.dtype, device=seen_QQ.device)
+        return mask_QQ.masked_fill_(~seen_QQ, torch.finfo(mask_QQ.dtype).min)
+
 
 class Adaptive(_Branching):
     """Along a tree that costs and probabilities decide about."""
@@ -244,30 +250,20 @@ class Adaptive(_Branching):
     def __init__(self, plan: AdaptivePlan, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._economist = Economist(plan)
-        num_rows = plan.num_nodes + 1
-        device = self._target.device
-        self._seen_QQ = torch.ones(num_rows, num_rows, dtype=torch.bool, device=device).tril_()
-        self._depths_Q = torch.arange(num_rows, device=device)
-        self._mask_QQ = self._mask(self._seen_QQ)
+        target = self._target
+        self._tensors = VerifyTensors(plan.num_nodes + 1, target.dtype, target.device)
 
     def run_one(self) -> Gain:
         """Grow a tree and keep what the target would have said."""
         self._open()
         tree = grow_while_it_pays(self._session, self._economist, self._parts)
-        device, num_rows = self._target.device, len(tree.tokens) + 1
-        if tree.is_chain:
-            seen_QQ = self._seen_QQ[:num_rows, :num_rows]
-            depths_Q = self._depths_Q[:num_rows]
-            assert self._mask_QQ is not None
-            mask_QQ = self._mask_QQ[:num_rows, :num_rows] if tree.tokens else None
-        else:
-            seen_QQ = to_device(tree.visible(), device)
-            depths_Q, mask_QQ = to_device(tree.depths(), device), self._mask(seen_QQ)
+        device = self._target.device
+        depths_Q, mask_QQ = self._tensors.of(tree)
         tokens_Q = self._root_1
         if tree.tokens:
             tokens_Q = torch.cat([tokens_Q, to_device(tree.tokens, device)])
         out = self._verify(tokens_Q, depths_Q, mask_QQ)
-        chosen_Q = self._choose(out.logits_QV, seen_QQ, tokens_Q)
+        chosen_Q = self._choose(out.logits_QV, mask_QQ, tokens_Q)
         rows, tokens = accept_greedy(children_of(tree.parents), tree.tokens, chosen_Q.tolist())
         self._lap("accept")
         self._economist.observe(len(tokens))

@@ -73,8 +73,8 @@ SPECS: dict[Block, BlockSpec] = {
     ),
     "host": BlockSpec(
         "host work of a round with q = n + 1 rows; part: tree, accept, commit, or decide (what an "
-        "adaptive policy adds to a level of q rows); mask: chain (commits a prefix) or tree "
-        "(gathers rows)",
+        "adaptive policy adds: chain, to a level of one row; tree, to a tree of q rows); mask: "
+        "chain (commits a prefix) or tree (gathers rows)",
         ("part", "mask"),
         False,
     ),

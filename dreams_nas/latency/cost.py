@@ -10,6 +10,8 @@ All times in milliseconds; kv is the number of rows in the cache before the pass
 numbers or arrays and broadcasts.
 """
 
+import numpy as np
+
 from dreams_nas.latency.blocks import group_key
 from dreams_nas.latency.grid import ArrayLike, FloatArray
 from dreams_nas.latency.table import LatencyTable
@@ -47,8 +49,10 @@ class CostModel:
             for mask in _MASKS
         }
         # Older tables lack what only adaptive policies ask for.
-        decide = group_key("host", {"part": "decide", "mask": "chain"})
-        self._decide = table.grids.get(decide)
+        self._decide = {
+            mask: table.grids.get(group_key("host", {"part": "decide", "mask": mask}))
+            for mask in _MASKS
+        }
         self._prefill = table.grid("draft_prefill", depth=self.depth, taps=num_taps, **layer)
 
     def max_verify_rows(self, mask: str = "tree") -> int:
@@ -80,10 +84,15 @@ class CostModel:
         chain = self._verify["chain"]
         return chain(1, kv) if chain.q_range[0] == 1 else self.t_ar(kv)
 
-    @property
-    def decide_ms(self) -> float:
-        """What an adaptive policy adds to each level that it drafts; 0 where unmeasured."""
-        return 0.0 if self._decide is None else float(self._decide(1))
+    def t_decide(self, q: ArrayLike, mask: str) -> FloatArray:
+        """What an adaptive policy adds; 0 where unmeasured.
+
+        Args:
+            q: 1 for a level that it drafts; n + 1 for a tree that it verifies.
+            mask: `chain` for the former, `tree` for the latter.
+        """
+        decide = self._decide[mask]
+        return np.zeros_like(q, dtype=np.float64) if decide is None else decide(q)
 
     def t_tree(self, q: ArrayLike, mask: str = "tree") -> FloatArray:
         """Host work between draft and verify, for q = n + 1 rows."""

@@ -170,11 +170,15 @@ def likely_tree(num_levels: int, num_nodes: int) -> StaticTree:
     return StaticTree.from_paths(chosen)
 
 
-def fan_tree(num_wide: int, num_children: int) -> StaticTree:
-    """A tree whose one self-fed step has exactly that many rows, with that many guesses each."""
-    first = [(rank,) for rank in range(num_wide)]
-    below = [(*path, rank) for path in first for rank in range(num_children)]
-    return StaticTree.from_paths([*first, *below])
+def even_tree(num_rows: int, num_steps: int, num_ranks: int = 1) -> StaticTree:
+    """A tree with that many self-fed steps, each of as many rows and with as many guesses a row."""
+    lines: list[RankPath] = [(rank,) for rank in range(num_rows)]
+    paths = list(lines)
+    for _ in range(num_steps):
+        paths += [(*lines[0], rank) for rank in range(1, num_ranks)]
+        lines = [(*line, 0) for line in lines]
+        paths += lines
+    return StaticTree.from_paths(paths)
 
 
 def _up_to(grid: Iterable[int], most: int) -> tuple[int, ...]:

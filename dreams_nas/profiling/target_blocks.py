@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dreams_nas.core.errors import UserError
 from dreams_nas.decode.accept import accept_greedy
-from dreams_nas.decode.adaptive import AdaptivePlan, Economist, to_host
+from dreams_nas.decode.adaptive import AdaptivePlan, Economist, HostTree, VerifyTensors, to_host
 from dreams_nas.decode.costs import RoundCosts
 from dreams_nas.decode.engine import build_plan
 from dreams_nas.decode.plan import TreePlan
@@ -139,7 +139,9 @@ class TargetBlocks:
         self._add_decision(points)
 
     def _add_decision(self, points: PointSet) -> None:
-        """What an adaptive policy adds to a level of one row: probabilities, and the rule."""
+        """What an adaptive policy adds: to a level of one row its probabilities and the rule, to a
+        tree that is no chain the tensors it is verified with.
+        """
         vocab = self._grids.vocabs[len(self._grids.vocabs) // 2]
         logits_1V = self._drafts.normal(1, vocab)
         level = LevelCalibration(
@@ -160,6 +162,15 @@ class TargetBlocks:
             economist.look(*to_host(ids_WK, logs_WK))
 
         points.add("host", 1, 0, {"part": "decide", "mask": "chain"}, decide, decide, every=2)
+        tensors = VerifyTensors(self._grids.max_rows, self._target.dtype, self._target.device)
+        for q in self._grids.host_rows:
+            parents = [parent + 1 for parent in likely_tree(_NUM_LEVELS, q - 1).parents]
+            grown = HostTree([0] * len(parents), parents)
+
+            def build(grown: HostTree = grown) -> None:
+                tensors.of(grown)
+
+            points.add("host", q, 0, {"part": "decide", "mask": "tree"}, build, build, every=2)
 
     def _add_host(self, points: PointSet, tree: StaticTree, mask: str) -> None:
         plan, q = self.plan(tree), tree.num_nodes + 1

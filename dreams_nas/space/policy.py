@@ -1,6 +1,7 @@
 """Drafting policies beside static trees: grown every round by the draft's own probabilities."""
 
 from bisect import bisect_right
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -74,14 +75,22 @@ class LevelCalibration(Config):
                 raise ValueError(f"{name} must not fall")
         return self
 
+    @cached_property
+    def lines(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Offset and slope of the map below the first knot, between each two, above the last."""
+        knots, values = self.log_probabilities, self.acceptance
+        offsets, slopes = [values[0]], [0.0]
+        for (x, y), (next_x, next_y) in pairwise(zip(knots, values, strict=True)):
+            slope = (next_y - y) / (next_x - x) if next_x > x else 0.0
+            offsets.append(y - slope * x)
+            slopes.append(slope)
+        return (*offsets, values[-1]), (*slopes, 0.0)
+
     def accepted(self, log_probability: float) -> float:
         """Calibrated probability of a path that the draft scored: between knots, linear."""
-        knots, values = self.log_probabilities, self.acceptance
-        right = bisect_right(knots, log_probability)
-        if right in (0, len(knots)):
-            return values[min(right, len(knots) - 1)]
-        share = (log_probability - knots[right - 1]) / (knots[right] - knots[right - 1])
-        return values[right - 1] + share * (values[right] - values[right - 1])
+        offsets, slopes = self.lines
+        piece = bisect_right(self.log_probabilities, log_probability)
+        return offsets[piece] + slopes[piece] * log_probability
 
 
 class Calibration(Config):
