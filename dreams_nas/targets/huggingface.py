@@ -327,7 +327,14 @@ class HuggingFaceTarget:
     def _attention_mask(
         self, mask_QQ: Tensor | None, depths_Q: Tensor, cache: PreallocatedCache
     ) -> Tensor | dict[str, Tensor]:
-        """Additive mask [1, 1, Q, S], or one per layer type where the decoder has several."""
+        """Additive mask [1, 1, Q, S], or one per layer type where the decoder has several.
+
+        One masked attention over everything, not an unmasked one over the prefix merged with a
+        masked one over the tree. Measured (ms a layer, masked against split, two CPU cores, 6 and
+        60 rows): 8 heads of 24 over 232 rows 0.019 against 0.072 and 0.13 against 0.32; 32 heads of
+        128 over 2,900 rows 5.05 against 5.06 and 19.5 against 20.6, with 8 key/value heads 3.2
+        against 29 and 17 against 44. `bench.device_check` measures it on a GPU.
+        """
         if mask_QQ is None:
             assert len(depths_Q) == 1, "several rows need a mask"
             full = cache.zeros(cache.length + 1)
