@@ -87,7 +87,7 @@ def test_paths_are_sorted_by_level_and_fitted() -> None:
     assert levels[0].num_going_on == 1
     fitted = fit(levels)
     assert len(fitted) == 2
-    assert fitted[0].continuation == 0.5
+    assert fitted[0].continuation == 1.0  # of the last round nobody knows
     assert fitted[1].continuation == 0.0
 
 

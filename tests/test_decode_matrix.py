@@ -68,10 +68,9 @@ POLICIES: dict[str, Callable[[HuggingFaceTarget], Plan | None]] = {
 }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("tap", TAPS)
-def test_no_token_differs(tap: str, policy: str) -> None:
-    num_layers = 4 if tap == "three" else 2
+def compare(tap: str, policy: str) -> int:
+    """Decode with a policy through a part of the matrix; returns the tokens compared."""
+    num_layers, num_tokens = 4 if tap == "three" else 2, 0
     target = _target(num_layers)
     plan = POLICIES[policy](target)
     for keep_ratio, vocab in product(KEEPS, VOCABULARIES):
@@ -83,11 +82,18 @@ def test_no_token_differs(tap: str, policy: str) -> None:
                 target, inputs, max_new_tokens=NUM_NEW, draft=draft, plan=plan, stop_ids=()
             )
             assert tuple(result.tokens) == _plain(num_layers, num_images), arch
-            checked.append(len(result.tokens))
+            num_tokens += len(result.tokens)
+    return num_tokens
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("tap", TAPS)
+def test_no_token_differs(tap: str, policy: str) -> None:
+    checked.append(compare(tap, policy))
 
 
 def test_the_matrix_is_as_large_as_it_says() -> None:
-    if len(checked) < len(TAPS) * len(POLICIES) * len(KEEPS) * len(VOCABULARIES) * 3:
+    if len(checked) < len(TAPS) * len(POLICIES):
         pytest.skip("only a part of the matrix ran")
     print(f"{sum(checked)} tokens checked")
     assert sum(checked) >= MIN_TOKENS

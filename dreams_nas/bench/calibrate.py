@@ -12,7 +12,7 @@ from dreams_nas.bench.config import CalibrateConfig
 from dreams_nas.bench.measure import Prompt
 from dreams_nas.bench.stage import build_prompts, require_room
 from dreams_nas.core.config import build_config
-from dreams_nas.core.console import progress
+from dreams_nas.core.console import progress, warn
 from dreams_nas.core.errors import UserError
 from dreams_nas.core.files import write_json
 from dreams_nas.core.seeds import derive_seed
@@ -40,7 +40,10 @@ class LevelPaths:
     def __init__(self) -> None:
         self.scores: list[float] = []
         self.accepted: list[bool] = []
+        self.num_followed = 0
+        """Accepted ones from which more was drafted."""
         self.num_going_on = 0
+        """Those of which the next token was among it."""
 
     @property
     def num_accepted(self) -> int:
@@ -88,19 +91,21 @@ def _sort_round(levels: Sequence[LevelPaths], done: Round, right: Sequence[int])
     assert done.scores is not None
     depths: list[int] = []
     accepted: list[bool] = []
-    deepest = 0
-    for token, parent, score in zip(done.drafted, done.parents, done.scores, strict=True):
+    followed: set[int] = set()
+    for node, parent in enumerate(done.parents):
         depth = 0 if parent < 0 else depths[parent] + 1
-        is_right = depth < len(right) and token == right[depth]
         depths.append(depth)
-        accepted.append(is_right and (parent < 0 or accepted[parent]))
-        if depth < len(right):
-            levels[depth].scores.append(score)
-            levels[depth].accepted.append(accepted[-1])
-        if accepted[-1]:
-            deepest = max(deepest, depth + 1)
-    for level in levels[: max(0, deepest - 1)]:
-        level.num_going_on += 1
+        accepted.append(False)
+        if depth >= len(right):
+            continue
+        is_above = parent < 0 or accepted[parent]
+        accepted[node] = is_above and done.drafted[node] == right[depth]
+        levels[depth].scores.append(done.scores[node])
+        levels[depth].accepted.append(accepted[node])
+        if is_above and parent >= 0:
+            levels[depth - 1].num_followed += parent not in followed
+            levels[depth - 1].num_going_on += accepted[node]
+            followed.add(parent)
 
 
 def isotonic(scores_X: FloatArray, accepted_X: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -129,7 +134,7 @@ def fit(levels: Sequence[LevelPaths]) -> tuple[LevelCalibration, ...]:
             LevelCalibration(
                 log_probabilities=tuple(knots.tolist()),
                 acceptance=tuple(acceptance.tolist()),
-                continuation=level.num_going_on / level.num_accepted,
+                continuation=level.num_going_on / max(1, level.num_followed),
             )
         )
     return tuple(fitted)
@@ -201,6 +206,12 @@ def calibrate_folder(config: CalibrateConfig, quiet: bool = False) -> Calibratio
     tree = build_config(DynamicTree, bounds, "calibrate")
     seed = derive_seed(config.seed, "data-choose")
     conversations = load_conversations(config.data, config.num_prompts, seed)
+    if len(conversations) < _HELD_OUT:
+        raise UserError(
+            f"{config.data} has {len(conversations)} prompts; calibration needs {_HELD_OUT} or more"
+        )
+    if len(conversations) < config.num_prompts:
+        warn(f"{config.data} has {len(conversations)} prompts; {config.num_prompts} were asked for")
     target = load_placed(config)
     folder = Path(config.draft)
     draft = load_draft(folder, target.device, target.dtype)

@@ -25,7 +25,9 @@ from torch import Tensor
 from dreams_nas.bench.losslessness import Judge, build_float64, first_difference
 from dreams_nas.bench.oracle import OracleDraft
 from dreams_nas.core.console import say
+from dreams_nas.decode.adaptive import to_device
 from dreams_nas.decode.drafting import ReadyDraft, ready_draft
+from dreams_nas.decode.dynamic import DynamicPlan, grow
 from dreams_nas.decode.engine import decode
 from dreams_nas.decode.parts import Parts, shares
 from dreams_nas.decode.plan import TreePlan, build_tree_plan
@@ -34,6 +36,7 @@ from dreams_nas.draft.config import DraftConfig
 from dreams_nas.draft.model import DraftModel
 from dreams_nas.features.conversations import load_conversations
 from dreams_nas.space.arch import NAMED_ARCHS
+from dreams_nas.space.policy import DynamicTree
 from dreams_nas.space.tree import StaticTree
 from dreams_nas.targets.families import wrap_model
 from dreams_nas.targets.huggingface import HuggingFaceTarget
@@ -160,27 +163,36 @@ def measure_rounds(
     }
 
 
+@torch.inference_mode()
 def never_waits(
     target: HuggingFaceTarget, draft: ReadyDraft, inputs: TargetInputs, plan: TreePlan
 ) -> bool | None:
-    """Whether drafting and verifying run without waiting for the GPU; None on a CPU."""
+    """Whether a round waits for the GPU only where it fetches its tokens; None on a CPU."""
     if target.device.type != "cuda":
         return None
-    cache = target.build_cache(len(inputs.input_ids_T) + plan.num_nodes + 2)
-    with torch.inference_mode():
-        prefill = target.prefill(inputs, cache, target_layer_ids=draft.target_layer_ids)
-        session = draft.open_session(target, plan, cache.capacity)
-        root_1 = prefill.logits_V[None].argmax(dim=-1)
-        session.prefill(prefill, root_1, inputs)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            tokens_Q = torch.cat([root_1, session.propose(plan)])
-            target.verify(tokens_Q, plan.depths_Q, plan.mask_QQ, cache)
-        except RuntimeError as error:
-            say(f"waits for the GPU: {error}", False)
-            return False
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    taps, num_rows = draft.target_layer_ids, plan.num_nodes + 1
+    cache = target.build_cache(len(inputs.input_ids_T) + 2 * num_rows + 2)
+    prefill = target.prefill(inputs, cache, target_layer_ids=taps)
+    bounds = DynamicTree(num_levels=3, width=4, num_nodes=12)
+    session = draft.open_session(target, DynamicPlan(bounds), cache.capacity)
+    root_1 = prefill.logits_V[None].argmax(dim=-1)
+    session.prefill(prefill, root_1, inputs)
+    torch.cuda.synchronize(target.device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        tokens_Q = torch.cat([root_1, session.propose(plan)])
+        out = target.verify(tokens_Q, plan.depths_Q, plan.mask_QQ, cache, target_layer_ids=taps)
+        cache.commit([0, num_rows - 1])  # a gap: rows are moved
+        kept_2 = to_device([0, num_rows - 1], target.device)
+        session.sync(out.logits_QV.argmax(dim=-1)[kept_2], out.features_QF[kept_2])
+        grow(session, bounds)
+    except RuntimeError as error:
+        if "synchroniz" not in str(error):
+            raise
+        say(f"waits for the GPU: {error}", False)
+        return False
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     return True
 
 
@@ -208,11 +220,15 @@ def attention_ms(
     whole = F.pad(mask, (length, 0))[None, None]
     repeat = heads // groups
 
+    def repeated() -> tuple[Tensor, Tensor]:
+        """Keys and values of all query heads, as decoders of transformers make them for a mask."""
+        return k.repeat_interleave(repeat, dim=1), v.repeat_interleave(repeat, dim=1)
+
     def masked() -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=whole, enable_gqa=repeat > 1)
+        return F.scaled_dot_product_attention(q, *repeated(), attn_mask=whole)
 
     def split() -> Tensor:
-        k_all, v_all = (x.repeat_interleave(repeat, dim=1) if repeat > 1 else x for x in (k, v))
+        k_all, v_all = repeated()
         before, weight_before = prefix_attention(q, k_all[:, :, :length], v_all[:, :, :length])
         scores = q @ k_all[:, :, length:].transpose(-1, -2) * size**-0.5 + mask
         weight_tree = scores.float().logsumexp(dim=-1, keepdim=True)
@@ -262,7 +278,7 @@ def check(device: str, *, small: bool = False) -> dict[str, Any]:
 
     Args:
         device: "cpu" or "cuda:N".
-        small: A decoder of 4 layers and few prompts, to try the script itself.
+        small: A decoder of 4 layers in float32 and few prompts, to try the script itself.
     """
     seconds: dict[str, float] = {}
     start = time.perf_counter()
@@ -282,7 +298,8 @@ def check(device: str, *, small: bool = False) -> dict[str, Any]:
     result["audit"] = audit(embedded, 3 if small else 60, 96)
     lap("audit")
     prompt, num_tokens = (200, 12) if small else (2900, 64)
-    target = build_random(_SMALL if small else _LLAVA_7B, device, torch.bfloat16)
+    shape, dtype = (_SMALL, torch.float32) if small else (_LLAVA_7B, torch.bfloat16)
+    target = build_random(shape, device, dtype)
     draft = build_random_draft(target)
     ids_T = torch.arange(prompt) % (target.spec.dims.vocab - 8) + 8
     inputs = target.build_inputs(ids_T)

@@ -1,7 +1,8 @@
 """A draft that knows the answer: every verification it asks for is as deep as the tree allows.
 
-With it an audit of verification needs no trained draft: each row of each pass is compared with
-what plain decoding said there, inside the engine's own rounds.
+With it an audit of verification needs no trained draft: every round accepts as deep as its tree
+goes, so that the rows of the accepted path, the moves of kept rows and what later rounds read of
+them are compared with plain decoding, inside the engine's own rounds. It taps nothing.
 
 Shapes: A rows to commit, F tapped features, N nodes.
 """

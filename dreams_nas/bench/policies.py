@@ -16,7 +16,7 @@ def policy_arms(
     """The winner's draft with further policies.
 
     Raises:
-        UserError: The winner drafts nothing, is not calibrated, or there is no table to decide by.
+        UserError: The winner drafts nothing, or as `build_policy`.
     """
     if not policies:
         return []

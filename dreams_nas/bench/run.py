@@ -17,8 +17,11 @@ from dreams_nas.core.files import require_own_folder
 from dreams_nas.core.provenance import provenance
 from dreams_nas.core.seeds import derive_seed
 from dreams_nas.decode.generation import require_greedy
+from dreams_nas.decode.loading import own_tree
+from dreams_nas.decode.policies import build_policy
+from dreams_nas.draft.model import load_draft_config
 from dreams_nas.features.conversations import load_conversations
-from dreams_nas.latency.table import load_table
+from dreams_nas.latency.table import LatencyTable, load_table
 from dreams_nas.targets.deployment import target_deployment
 from dreams_nas.targets.loading import load_placed
 
@@ -45,6 +48,7 @@ def bench(config: BenchConfig, quiet: bool = False) -> BenchReport:
     if config.out is not None:
         require_own_folder(Path(config.out), BENCH_FILES)
     table = None if config.table is None else load_table(config.table)
+    _require_policies(config, table)
     seed = derive_seed(config.seed, "data-test")  # as a run does
     conversations = load_conversations(config.data, config.num_prompts, seed)
     if len(conversations) < config.num_prompts:
@@ -65,12 +69,7 @@ def bench(config: BenchConfig, quiet: bool = False) -> BenchReport:
     for name, folder in config.drafts.items():
         arms.append(load_arm(name, Path(folder), target, config.chain))
     if config.policies:
-        winner = next((arm for arm in arms if arm.name == WINNER_NAME), None)
-        if winner is None:
-            raise UserError(
-                f"policies {', '.join(config.policies)} are the winner's, and no draft is called "
-                f"'{WINNER_NAME}': give --draft {WINNER_NAME}=DIR"
-            )
+        winner = next(arm for arm in arms if arm.name == WINNER_NAME)
         lengths = [len(prompt.inputs.input_ids_T) for prompt in prompts]
         kv = int(median(lengths)) + config.max_new_tokens // 4
         arms += policy_arms(winner, config.policies, table, kv)
@@ -86,3 +85,27 @@ def bench(config: BenchConfig, quiet: bool = False) -> BenchReport:
             inputs["table"] = table.hash
         save_bench(report, config.out, provenance("bench", config, config.seed, inputs, deployment))
     return report
+
+
+def _require_policies(config: BenchConfig, table: LatencyTable | None) -> None:
+    """Refuse policies that the winner cannot have, before a target is loaded.
+
+    Raises:
+        UserError: No winner, a policy given twice, or as `build_policy`.
+    """
+    if not config.policies:
+        return
+    names = list(config.policies)
+    if doubles := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"policy {', '.join(doubles)} is given twice; give each once")
+    if WINNER_NAME not in config.drafts:
+        raise UserError(
+            f"policies {', '.join(names)} are the winner's, and no draft is called "
+            f"'{WINNER_NAME}': give --draft {WINNER_NAME}=DIR"
+        )
+    folder = Path(config.drafts[WINNER_NAME])
+    described = load_draft_config(folder)
+    tree = own_tree(folder, described, config.chain)
+    kv = 0 if table is None else table.grid("target_step").kv_range[0]
+    for name in names:
+        build_policy(name, described, tree, table, kv)

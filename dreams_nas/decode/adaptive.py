@@ -266,7 +266,7 @@ def grow_while_it_pays(
             parts.lap("tree")
         if not fed_W:
             break
-        if len(fed_W) == len(tokens) == 1:  # a chain so far, and further
+        if len(fed_W) == len(tokens) == 1 and all(seen_WR[0]):  # a chain so far, and further
             seen_WR[0].append(True)
             session.feed(tokens_WK[0, fed_W[0] : fed_W[0] + 1], None, None)
             continue

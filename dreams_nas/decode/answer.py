@@ -37,8 +37,9 @@ class Answer:
     num_prompt_tokens: int
 
     @property
-    def _num_levels(self) -> int:
-        return 0 if self.plan is None else self.plan.num_levels
+    def _num_levels(self) -> int | None:
+        """Levels that every round drafts; None where each round decides, or nothing is drafted."""
+        return self.plan.num_levels if isinstance(self.plan, TreePlan) else None
 
     def statistics(self) -> dict[str, Any]:
         """Rounds and times for machines; null where there is nothing to divide by."""
@@ -46,15 +47,17 @@ class Answer:
         num_decoded, num_rounds = max(0, len(result.tokens) - 1), len(result.rounds)
         accepted = clip_accepted([r.num_accepted for r in result.rounds], len(result.tokens))
         levels = self._num_levels
-        speculates = levels and num_rounds
+        speculates = self.plan is not None and num_rounds
         return {
             "answer": self.text,
             "num_prompt_tokens": self.num_prompt_tokens,
             "num_tokens": len(result.tokens),
             "num_rounds": num_rounds,
             "acceptance_length": num_decoded / num_rounds if speculates else None,
-            "acceptance_rate": sum(accepted) / (levels * num_rounds) if speculates else None,
-            "accepted": list(accepted) if levels else None,
+            "acceptance_rate": (
+                sum(accepted) / (levels * num_rounds) if levels and num_rounds else None
+            ),
+            "accepted": list(accepted) if self.plan is not None else None,
             "stopped": result.stopped,
             "prefill_ms": 1e3 * result.prefill_s,
             "decode_ms": 1e3 * result.decode_s,
@@ -68,10 +71,10 @@ class Answer:
         s = self.statistics()
         parts = [f"{s['num_tokens']} tokens in {s['num_rounds']} rounds after the prefill"]
         if s["acceptance_length"] is not None:
-            parts.append(
-                f"acceptance length {s['acceptance_length']:.2f} (tokens per round), acceptance "
-                f"rate {s['acceptance_rate']:.2f} (accepted / {self._num_levels} levels)"
-            )
+            parts.append(f"acceptance length {s['acceptance_length']:.2f} (tokens per round)")
+        if s["acceptance_rate"] is not None:
+            rate, levels = s["acceptance_rate"], self._num_levels
+            parts.append(f"acceptance rate {rate:.2f} (accepted / {levels} levels)")
         parts.append(f"prefill {s['prefill_ms']:.1f} ms, decoding {s['decode_ms']:.1f} ms")
         if s["tokens_per_s"] is not None:
             parts.append(f"{s['tokens_per_s']:.1f} tokens/s")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dreams_nas.decode.choose import Chooser
-from dreams_nas.decode.plan import LevelPlan, TreePlan, extend_mask
+from dreams_nas.decode.plan import LevelPlan, TreePlan, additive_mask, extend_mask
 from dreams_nas.draft.cache import DraftCache
 from dreams_nas.draft.layers import Rotary, build_rotary, forward_rows, fuse, head
 from dreams_nas.draft.model import DraftModel
@@ -259,8 +259,7 @@ class DraftSession:
         if num_rows > 1 and len(weights.layers) > 1:
             mask_AA = torch.ones(num_rows, num_rows, dtype=torch.bool, device=rotary.cos.device)
             visible = torch.nn.functional.pad(mask_AA.tril_(), (self._cache.length, 0), value=True)
-            mask = torch.zeros(visible.shape, dtype=features_AF.dtype, device=visible.device)
-            mask.masked_fill_(~visible, torch.finfo(mask.dtype).min)
+            mask = additive_mask(visible, features_AF.dtype)
         self._cache.open(num_rows)
         self._state_1D = forward_rows(
             weights,

@@ -27,16 +27,21 @@ class Captured:
         self._arguments = [argument.clone() for argument in arguments]
         self._outputs: tuple[Tensor, ...] = ()
         self._graph: torch.cuda.CUDAGraph | None = None
-        if arguments[0].is_cuda:
-            stream = torch.cuda.Stream(arguments[0].device)
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(_NUM_WARMUP):
-                    function(*self._arguments)
-            torch.cuda.current_stream().wait_stream(stream)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._outputs = function(*self._arguments)
+        self._device = arguments[0].device
+        if self._device.type == "cuda":
+            with torch.cuda.device(self._device):  # streams and graphs are of the current one
+                self._capture()
+
+    def _capture(self) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_NUM_WARMUP):
+                self._function(*self._arguments)
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._outputs = self._function(*self._arguments)
 
     def __call__(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         """Run the pass on other values of the same shapes."""
@@ -44,5 +49,6 @@ class Captured:
             own.copy_(given)
         if self._graph is None:
             return self._function(*self._arguments)
-        self._graph.replay()
+        with torch.cuda.device(self._device):
+            self._graph.replay()
         return self._outputs

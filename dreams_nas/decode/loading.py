@@ -9,7 +9,7 @@ from dreams_nas.core.device import Attention, Dtype, identify_device
 from dreams_nas.core.errors import UserError
 from dreams_nas.decode.answer import Answer
 from dreams_nas.decode.decoder import AnswerStream, Decoder, Pictures, Prompt, conversation
-from dreams_nas.decode.policies import build_policy
+from dreams_nas.decode.policies import Policy, build_policy
 from dreams_nas.decode.settings import GenerateConfig, GenerationSettings
 from dreams_nas.draft.config import DraftConfig
 from dreams_nas.draft.model import DraftModel, load_draft, load_draft_config
@@ -122,11 +122,6 @@ def start(config: GenerateConfig) -> AnswerStream:
         UserError: As `load_decoder` and `Decoder.stream`.
     """
     conversation(config.prompt, config.images)
-    if config.settings.idle:
-        warn(f"{', '.join(config.settings.idle)}: not used without --sample")
-    for name in ("chain", "policy", "table"):
-        if getattr(config, name) is not None and config.draft is None:
-            warn(f"--{name} is not used without --draft")
     return _load(config).stream(
         config.prompt,
         config.images,
@@ -137,18 +132,21 @@ def start(config: GenerateConfig) -> AnswerStream:
 
 
 def _load(config: GenerateConfig) -> Decoder:
+    _warn_of_idle(config)
     if config.draft is None:
         return Decoder(load_placed(config))
     require_draft_folder("draft", config.draft)
     folder, name = Path(config.draft), config.policy
-    if name is None:
-        target = load_placed(config)
-        return Decoder(target, *load_draft_and_tree(folder, target, config.chain))
-    described = load_draft_config(folder)
-    tree = StaticTree() if name == "adaptive" else own_tree(folder, described, config.chain)
-    table = None if config.table is None else load_table(config.table)
-    kv = 0 if table is None else table.grid("target_step").kv_range[1] // 2
-    policy = build_policy(name, described, tree, table, kv)
+    described, table = load_draft_config(folder), None
+    if name == "adaptive":
+        assert config.table is not None, "the config asks for one"
+        table = load_table(config.table)
+        kv = table.grid("target_step").kv_range[1] // 2
+        policy: Policy = build_policy(name, described, StaticTree(), table, kv)
+    else:
+        policy = own_tree(folder, described, config.chain)
+        if name is not None:
+            policy = build_policy(name, described, policy)
     target = load_placed(config)
     if table is not None:
         table.require_match(
@@ -157,8 +155,20 @@ def _load(config: GenerateConfig) -> Decoder:
             identify_device(str(target.device)),
             allow_mismatch=config.allow_mismatch,
         )
-    draft, _ = load_draft_and_tree(folder, target, chain=1)
-    return Decoder(target, draft, policy)
+    return Decoder(target, load_draft(folder, target.device, target.dtype), policy)
+
+
+def _warn_of_idle(config: GenerateConfig) -> None:
+    """Name what was given and changes nothing."""
+    if config.settings.idle:
+        warn(f"{', '.join(config.settings.idle)}: not used without --sample")
+    flags = {"chain": config.chain, "policy": config.policy, "table": config.table}
+    given = {name for name, value in flags.items() if value is not None}
+    if config.draft is None:
+        for name in sorted(given):
+            warn(f"--{name} is not used without --draft")
+    elif "table" in given and config.policy != "adaptive":
+        warn("--table is not used without --policy adaptive")
 
 
 def generate(
@@ -172,6 +182,9 @@ def generate(
     chain: int | None = None,
     policy: PolicyName | None = None,
     table: str | Path | None = None,
+    attention: Attention = "sdpa",
+    threads: int | None = None,
+    allow_mismatch: bool = False,
     max_new_tokens: int = 128,
     seed: int = 0,
     **settings: Any,
@@ -188,6 +201,9 @@ def generate(
         chain: Levels of a chain to draft instead of the draft's own tree.
         policy: Policy instead of the draft's own tree.
         table: Latency table of this deployment; `adaptive` decides by it.
+        attention: Attention backend of the target.
+        threads: CPU threads of one operation; None takes OMP_NUM_THREADS, or all cores.
+        allow_mismatch: Only warn when the table was measured elsewhere.
         max_new_tokens: Most tokens of the answer.
         seed: Of the random numbers that sampling draws.
         settings: Fields of `GenerationSettings` by name: `do_sample`, `temperature`, `top_p`...
@@ -202,7 +218,16 @@ def generate(
         warn(f"{', '.join(chosen.idle)}: not used without do_sample=True")
     conversation(prompt, images)
     decoder = load_decoder(
-        target, draft, device=device, dtype=dtype, chain=chain, policy=policy, table=table
+        target,
+        draft,
+        device=device,
+        dtype=dtype,
+        attention=attention,
+        threads=threads,
+        chain=chain,
+        policy=policy,
+        table=table,
+        allow_mismatch=allow_mismatch,
     )
     return decoder.generate(
         prompt, images, max_new_tokens=max_new_tokens, settings=chosen, seed=seed

@@ -7,8 +7,9 @@ import torch
 
 PART_NAMES = ("sync", "steps", "tree", "verify", "accept", "commit")
 """In order: the draft commits the prompt, then what was gained; it drafts, its head and ranking
-included; drafted tokens join the root; the target's pass; its choices come to the host and are
-followed through the tree; accepted rows are kept. What is left of a round is its `rest`."""
+included; drafted tokens join the root, and where a policy decides in each round, its decisions; the
+target's pass; its choices come to the host and are followed through the tree; accepted rows are
+kept. What is left of a round is its `rest`."""
 
 
 class Parts:

@@ -90,10 +90,9 @@ def _pad_lines(lines: list[list[int]]) -> list[list[int]]:
     return [line + line[-1:] * (longest - len(line)) for line in lines]
 
 
-def additive_mask(visible: list[list[bool]], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Additive mask of what each row sees."""
-    seen = torch.tensor(visible, device=device)
-    mask = torch.zeros(seen.shape, dtype=dtype, device=device)
+def additive_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a row sees another, the lowest number of the type where it does not."""
+    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
     return mask.masked_fill_(~seen, torch.finfo(dtype).min)
 
 
@@ -106,6 +105,10 @@ def build_tree_plan(tree: StaticTree, device: torch.device, dtype: torch.dtype) 
         dtype: Of the additive masks: the models' own.
     """
     assert tree.num_nodes, "a tree without nodes does not speculate and needs no plan"
+
+    def as_mask(visible: list[list[bool]]) -> Tensor:
+        return additive_mask(torch.tensor(visible, device=device), dtype)
+
     lines = _ancestors(tree)
     nodes_by_level = [
         [i for i, path in enumerate(tree.paths) if len(path) == level]
@@ -128,7 +131,7 @@ def build_tree_plan(tree: StaticTree, device: torch.device, dtype: torch.dtype) 
                 expanded=_all_or_index([nodes.index(n) for n in expanded], len(nodes), device),
                 state_rows=_all_or_index(states, len(rows), device),
                 num_expanded=len(expanded),
-                step_mask=None if all(map(all, visible)) else additive_mask(visible, dtype, device),
+                step_mask=None if all(map(all, visible)) else as_mask(visible),
             )
         )
         rows = expanded
@@ -142,7 +145,7 @@ def build_tree_plan(tree: StaticTree, device: torch.device, dtype: torch.dtype) 
         tree=tree,
         levels=tuple(levels),
         depths_Q=torch.tensor([0, *(len(path) for path in tree.paths)], device=device),
-        mask_QQ=additive_mask(visible_QQ, dtype, device),
+        mask_QQ=as_mask(visible_QQ),
         children=tuple(map(tuple, children)),
         lines=tuple(torch.tensor(line, device=device) for line in rows_Q),
         padded_lines_QL=torch.tensor(_pad_lines(rows_Q), device=device),

@@ -1,12 +1,14 @@
 """Policies by name: what a draft proposes in a round."""
 
+from dreams_nas.core.console import warn
 from dreams_nas.core.errors import UserError
 from dreams_nas.decode.adaptive import AdaptivePlan
 from dreams_nas.decode.costs import round_costs
 from dreams_nas.decode.dynamic import DynamicPlan
 from dreams_nas.draft.config import DraftConfig
+from dreams_nas.latency.blocks import group_key
 from dreams_nas.latency.table import LatencyTable
-from dreams_nas.space.policy import DynamicTree, PolicyName
+from dreams_nas.space.policy import MOST_LEVELS, DynamicTree, PolicyName
 from dreams_nas.space.tree import StaticTree
 
 Policy = StaticTree | DynamicPlan | AdaptivePlan
@@ -29,12 +31,23 @@ def build_policy(
         kv: Rows in the caches, typically.
 
     Raises:
-        UserError: The draft is not calibrated, or there is no table to decide by.
+        UserError: A tree of no nodes or too many levels, a draft that is not calibrated, or no
+            table to decide by.
     """
-    nodes, levels = max(1, tree.num_nodes), max(1, tree.num_levels)
+    nodes, levels = tree.num_nodes, tree.num_levels
+    if name != "adaptive" and not nodes:
+        raise UserError(
+            f"policy '{name}' takes its size from the draft's own tree, and that is empty: the "
+            "answer of its search is not to speculate; give --policy adaptive, or --chain LEVELS"
+        )
     if name == "chain":
         return StaticTree.chain(levels)
     if name == "dynamic":
+        if levels > MOST_LEVELS:
+            raise UserError(
+                f"policy 'dynamic' takes its size from the draft's tree of {levels} levels; a "
+                f"dynamic tree has at most {MOST_LEVELS}"
+            )
         width = next(w for w in range(1, nodes + 1) if w + (levels - 1) * w * w >= nodes)
         return DynamicPlan(DynamicTree(num_levels=levels, width=max(2, width), num_nodes=nodes))
     if config.calibration is None:
@@ -46,6 +59,11 @@ def build_policy(
         raise UserError(
             "policy 'adaptive' decides by measured costs; give --table FILE, which "
             "`dreams-nas profile` writes"
+        )
+    if not table.grids.get(group_key("host", {"part": "decide", "mask": "chain"})):
+        warn(
+            "the latency table does not say what deciding costs, so the adaptive policy takes it "
+            "for nothing; measure a new one with `dreams-nas profile`"
         )
     costs = round_costs(table, config, config.calibration.tree, kv)
     return AdaptivePlan(config.calibration, costs)

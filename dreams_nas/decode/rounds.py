@@ -22,7 +22,7 @@ from dreams_nas.decode.choose import Chooser
 from dreams_nas.decode.drafting import DraftSession
 from dreams_nas.decode.dynamic import DynamicPlan, ancestry, grow
 from dreams_nas.decode.parts import Parts
-from dreams_nas.decode.plan import TreePlan
+from dreams_nas.decode.plan import TreePlan, additive_mask
 from dreams_nas.decode.residual import block_verdict, num_kept, residual_verdict
 from dreams_nas.targets.protocol import Target, TargetCache, VerifyOutput
 
@@ -240,8 +240,7 @@ class Grown(_Branching):
         """Additive mask of the verified rows; None for a lone root."""
         if len(seen_QQ) == 1:
             return None
-        mask_QQ = torch.zeros(seen_QQ.shape, dtype=self._target.dtype, device=seen_QQ.device)
-        return mask_QQ.masked_fill_(~seen_QQ, torch.finfo(mask_QQ.dtype).min)
+        return additive_mask(seen_QQ, self._target.dtype)
 
 
 class Adaptive(_Branching):

@@ -19,6 +19,7 @@ from torch import Tensor
 from dreams_nas.core.errors import UserError
 from dreams_nas.decode.drafting import Bounds, DraftSession, ReadyDraft
 from dreams_nas.decode.graphs import Captured, Pass
+from dreams_nas.decode.plan import additive_mask
 from dreams_nas.draft.layers import Rotary, forward_rows, fuse
 from dreams_nas.targets.cache import PreallocatedCache, WholeCache
 from dreams_nas.targets.huggingface import HuggingFaceTarget
@@ -80,12 +81,13 @@ class StaticTarget:
         self._shown = WholeCache(self._rows)
         self._passes: dict[tuple[int, tuple[int, ...]], Captured] = {}
         self._hooks = ExitStack()
+        self._states: dict[tuple[int, ...], dict[int, Tensor]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 
     def build_cache(self, capacity: int) -> PreallocatedCache:
-        """The one cache, empty.
+        """The one cache, emptied: what was decoded on it before must have ended.
 
         Raises:
             UserError: It is too small.
@@ -110,25 +112,32 @@ class StaticTarget:
     ) -> VerifyOutput:
         """Run rows after the committed ones; see `Target.verify`."""
         assert cache is self._cache, "a static target verifies on its own cache"
+        num_rows, stop = len(tokens_Q), self._cache.length + len(tokens_Q)
+        # On a GPU a row beyond the buffers would end the process.
+        assert stop <= self._cache.capacity, f"{stop} rows in a cache of {self._cache.capacity}"
         if mask_QQ is None:
+            assert num_rows == 1, "several rows need a mask"
             mask_QQ = torch.zeros(1, 1, dtype=self._target.dtype, device=tokens_Q.device)
         self._rows.length.fill_(self._cache.length)
         self._shown.position_delta.fill_(self._cache.position_delta)
-        key = (len(tokens_Q), tuple(target_layer_ids))
+        key = (num_rows, tuple(target_layer_ids))
         arguments = (tokens_Q, depths_Q, mask_QQ)
         if key not in self._passes:
             self._passes[key] = Captured(self.verify_pass(key[1]), arguments)
         logits_QV, features_QF = self._passes[key](*arguments)
-        self._cache.take(len(tokens_Q))
+        self._cache.take(num_rows)
         # Features may be kept, and the next replay overwrites them; logits are read before it.
         return VerifyOutput(logits_QV, features_QF.clone())
 
     def verify_pass(self, target_layer_ids: tuple[int, ...]) -> Pass:
         """The verification as a function of (tokens_Q, depths_Q, mask_QQ).
 
-        Its hooks on tapped layers stay until `close`: to set them in the pass breaks its graph.
+        The hooks on its tapped layers stay until `close`: to set them in the pass breaks its graph.
         """
-        states = self._hooks.enter_context(self._target.capture_layers(target_layer_ids))
+        if target_layer_ids not in self._states:
+            capture = self._target.capture_layers(target_layer_ids)
+            self._states[target_layer_ids] = self._hooks.enter_context(capture)
+        states = self._states[target_layer_ids]
 
         def run(tokens_Q: Tensor, depths_Q: Tensor, mask_QQ: Tensor) -> tuple[Tensor, Tensor]:
             mask_QS = self._rows.begin(mask_QQ, len(tokens_Q))
@@ -141,6 +150,7 @@ class StaticTarget:
     def close(self) -> None:
         """Let go of the target's layers; further verifications hook and capture anew."""
         self._hooks.close()
+        self._states.clear()
         self._passes.clear()
 
 
@@ -193,11 +203,11 @@ class StaticSession(DraftSession):
 
     def _step(self, tokens_W: Tensor, states_WD: Tensor, mask_WR: Tensor | None) -> Tensor:
         num_rows, num_fed = len(tokens_W), self._cache.num_self_fed
-        hidden_WR = torch.zeros(num_rows, num_fed, dtype=states_WD.dtype, device=states_WD.device)
         if mask_WR is None:
-            mask_WR = hidden_WR
+            seen_WR = torch.ones(num_rows, num_fed, dtype=torch.bool, device=states_WD.device)
+            mask_WR = additive_mask(seen_WR, states_WD.dtype)
         elif mask_WR.dtype == torch.bool:
-            mask_WR = hidden_WR.masked_fill_(~mask_WR, torch.finfo(states_WD.dtype).min)
+            mask_WR = additive_mask(mask_WR, states_WD.dtype)
         arguments = (tokens_W, states_WD, mask_WR)
         self._start.fill_(self._position + self._depth)
         self._rows.length.fill_(self._cache.length)
@@ -230,11 +240,8 @@ class StaticSession(DraftSession):
     def sync_pass(self, tokens_A: Tensor, features_AF: Tensor) -> tuple[Tensor]:
         """A sync as a function of tensors of fixed shape."""
         num_rows = len(tokens_A)
-        mask_AA = torch.zeros(
-            num_rows, num_rows, dtype=features_AF.dtype, device=features_AF.device
-        )
         row_A = torch.arange(num_rows, device=features_AF.device)
-        mask_AA.masked_fill_(row_A > row_A[:, None], torch.finfo(mask_AA.dtype).min)
+        mask_AA = additive_mask(row_A <= row_A[:, None], features_AF.dtype)
         state_1D = forward_rows(
             self._draft.weights,
             self._target.embed(tokens_A)[None],

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from dreams_nas.core.errors import UserError
 from dreams_nas.decode.accept import accept_greedy
-from dreams_nas.decode.adaptive import AdaptivePlan, Economist, HostTree, VerifyTensors, to_host
+from dreams_nas.decode.adaptive import (
+    AdaptivePlan,
+    Economist,
+    HostTree,
+    VerifyTensors,
+    to_device,
+    to_host,
+)
 from dreams_nas.decode.costs import RoundCosts
 from dreams_nas.decode.engine import build_plan
 from dreams_nas.decode.plan import TreePlan
@@ -156,9 +163,12 @@ class TargetBlocks:
             )
         )
 
+        # The head's own block holds the ranking; probabilities and the transfer come on top.
+        logs_WK, ids_WK = logits_1V.topk(tree.width, dim=-1)
+
         def decide() -> None:
             economist.open_round()
-            logs_WK, ids_WK = logits_1V.log_softmax(dim=-1).topk(tree.width, dim=-1)
+            logits_1V.float().log_softmax(dim=-1)
             economist.look(*to_host(ids_WK, logs_WK))
 
         points.add("host", 1, 0, {"part": "decide", "mask": "chain"}, decide, decide, every=2)
@@ -196,7 +206,7 @@ class TargetBlocks:
             if rows[-1] == len(rows) - 1:
                 _ = chosen_Q[: len(rows)], features_QF[: len(rows)]
             else:
-                index_A = torch.tensor(rows, device=chosen_Q.device)
+                index_A = to_device(rows, chosen_Q.device)
                 _ = chosen_Q[index_A], features_QF[index_A]
 
         for part, run in (("tree", join), ("accept", accept), ("commit", commit)):

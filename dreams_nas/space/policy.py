@@ -11,6 +11,8 @@ from dreams_nas.core.config import Config
 
 PolicyName = Literal["chain", "dynamic", "adaptive"]
 """Policies that a draft can have besides the tree stored with it."""
+MOST_LEVELS = 32
+"""Longest path of a tree that is grown."""
 
 
 class DynamicTree(Config):
@@ -19,7 +21,7 @@ class DynamicTree(Config):
     The published trees of EAGLE-2 (arXiv 2406.16858): width 10, 6 levels, 59 nodes.
     """
 
-    num_levels: int = Field(ge=1, le=32)
+    num_levels: int = Field(ge=1, le=MOST_LEVELS)
     """L: most tokens a path may have."""
     width: int = Field(ge=1)
     """Nodes that are expanded on a level, and guesses of each."""
@@ -63,7 +65,7 @@ class LevelCalibration(Config):
     acceptance: tuple[float, ...] = Field(min_length=1)
     """Share of such paths that the target accepts, never falling."""
     continuation: float = Field(ge=0, le=1)
-    """Share of accepted paths of this length that go on by one of the draft's next guesses."""
+    """Share of accepted and expanded paths of this length whose next token was drafted, too."""
 
     @model_validator(mode="after")
     def _check_order(self) -> "LevelCalibration":
@@ -105,8 +107,8 @@ class Calibration(Config):
     and frequency over ten bins, weighted by their paths."""
     num_rounds: int = Field(ge=1)
     """Rounds that were fitted."""
-    tokens_per_round: float = Field(ge=1)
-    """Tokens that those gained, the bonus token included."""
+    tokens_per_round: float = Field(default=2.0, ge=1)
+    """Tokens that a round of the whole tree would have gained there, the bonus token included."""
 
     def level(self, number: int) -> LevelCalibration:
         """Of paths of `number` tokens, from 1; deeper ones than were fitted go by the last."""
