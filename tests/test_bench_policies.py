@@ -31,6 +31,7 @@ from dreams_nas.draft.model import load_draft
 from dreams_nas.latency.table import load_table, save_table
 from dreams_nas.space.arch import DraftArch
 from dreams_nas.space.policy import Calibration, DynamicTree
+from dreams_nas.space.tree import StaticTree
 from dreams_nas.targets.deployment import target_deployment
 from dreams_nas.targets.loading import load_target
 
@@ -195,12 +196,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     loud.model.save_pretrained(folder / "target")
     build_tokenizer().save_pretrained(folder / "target")
     target = load_target(folder / "target", "cpu", threads=1)
-    with_policy(build_draft(target, ARCH), TREES["chain"]).save(folder / "draft")
+    for name, tree in (("draft", "chain"), ("raw", "chain"), ("silent", None)):
+        policy = StaticTree() if tree is None else TREES[tree]
+        with_policy(build_draft(target, ARCH), policy).save(folder / name)
     lines = [
         {"id": f"s{i}", "messages": [{"role": "user", "content": f"w{5 + i} w9 w{20 + i}"}]}
         for i in range(9)
     ]
     (folder / "data.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    (folder / "short.jsonl").write_text("\n".join(json.dumps(line) for line in lines[:2]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fake_tables, "DIMS", target.spec.dims)
         table = fake_tables.build_table(space_of(ARCH), deployment=target_deployment(target))
@@ -251,16 +255,32 @@ def test_bench_times_every_policy_and_reference_it_is_told(
     [
         (["bench", "--policy", "adaptive", "--reference", "none"], "give --table FILE"),
         (["bench", "--policy", "best"], "policies"),
+        (["bench", "--policy", "chain", "--policy", "chain"], "given twice"),
+        (["bench", "--policy", "chain", "--draft", "mine=PLACE/draft"], "no draft is called"),
+        (["bench", "--policy", "dynamic", "--chain", "40"], "at most 32"),
+        (["bench", "--policy", "adaptive", "--draft", "PLACE/raw"], "dreams-nas calibrate"),
+        (["bench", "--policy", "chain", "--draft", "PLACE/silent"], "not to speculate"),
+        (["calibrate", "--data", "PLACE/short.jsonl"], "has 2 prompts"),
         (["calibrate", "--num-prompts", "2"], "--num-prompts"),
         (["calibrate", "--set", "num_levels=1"], "draft only 3 nodes"),
         (["calibrate", "--draft", ""], "there is no draft to calibrate"),
     ],
 )
 def test_bad_input_of_calibrate_and_policies(
-    place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    said: str,
 ) -> None:
-    verb, *more = arguments
-    assert main([verb, *_shared(place), *more]) == 2
+    for module in ("dreams_nas.bench.run", "dreams_nas.bench.calibrate"):
+        monkeypatch.setattr(f"{module}.load_placed", None)  # nothing may be loaded before
+    verb, *more = (argument.replace("PLACE", str(place)) for argument in arguments)
+    shared = _shared(place)
+    for flag in ("--draft", "--data"):
+        if flag in more:
+            del shared[(at := shared.index(flag)) : at + 2]
+    assert main([verb, *shared, *more]) == 2
     err = capsys.readouterr().err
     assert said in err
     assert "Traceback" not in err

@@ -201,6 +201,13 @@ def test_a_trace_holds_every_round(
         position += 1
 
 
+def test_what_changes_nothing_is_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, err = call(capsys, place, "--draft", f"{place}/draft", "--table", "nowhere.json")
+    assert "--table is not used without --policy adaptive" in err
+    _, _, err = call(capsys, place, "--policy", "dynamic")
+    assert "--policy is not used without --draft" in err
+
+
 @pytest.mark.parametrize("policy", ["chain", "dynamic", "adaptive"])
 def test_policies_draft_other_trees_for_the_same_answer(
     policy: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

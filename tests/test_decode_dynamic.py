@@ -16,7 +16,7 @@ from dreams_nas.decode.adaptive import AdaptivePlan, Economist, HostTree, Verify
 from dreams_nas.decode.choose import Chooser
 from dreams_nas.decode.costs import RoundCosts
 from dreams_nas.decode.dynamic import DynamicPlan, ancestry, grow
-from dreams_nas.decode.engine import Plan, decode
+from dreams_nas.decode.engine import Plan, Round, decode
 from dreams_nas.decode.plan import build_tree_plan
 from dreams_nas.decode.reference import _run_draft
 from dreams_nas.decode.settings import GenerationSettings
@@ -118,30 +118,74 @@ def test_sampling_and_penalties_do_not_depend_on_the_tree(
         decode(target, inputs, draft=draft, plan=PLANS[plan], **{**shared, "settings": drawn})
 
 
-def test_the_first_tree_holds_the_likeliest_paths() -> None:
-    """Against a draft that is run anew, without cache and mask, for every path."""
+def _first_round(plan: Plan, arch: DraftArch) -> tuple[Round, Any, Any, Tensor, Tensor]:
+    """The first round of an answer, and what its draft had read: target, draft, rows."""
     target = build_loud_target("llama")
-    draft = build_ready(target, DraftArch(tap="last", depth=1))
+    draft = build_ready(target, arch)
     inputs = build_prompt(target)
-    tree = DynamicTree(num_levels=3, width=4, num_nodes=12)
-    plan = DynamicPlan(tree, wants_scores=True)
     result = decode(target, inputs, max_new_tokens=3, draft=draft, plan=plan, stop_ids=())
-    first = result.rounds[0]
     cache = target.build_cache(64)
     with torch.inference_mode():
         prefill = target.prefill(inputs, cache, target_layer_ids=draft.target_layer_ids)
         token_1 = torch.tensor(result.tokens[:1])
         rows_x = torch.cat([prefill.embeddings_TD[1:], target.embed(token_1)])
         rows_f = fuse(draft.weights, prefill.features_TF)
-        expected = _likeliest(target, draft, tree, rows_x, rows_f)
-    assert first.parents is not None
-    assert first.scores is not None
+    return result.rounds[0], target, draft, rows_x, rows_f
+
+
+def _scored_paths(done: Round) -> dict[tuple[int, ...], float]:
+    assert done.parents is not None
+    assert done.scores is not None
     paths: list[tuple[int, ...]] = []
-    for token, parent in zip(first.drafted, first.parents, strict=True):
+    for token, parent in zip(done.drafted, done.parents, strict=True):
         paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    assert set(paths) == set(expected)
-    for path, score in zip(paths, first.scores, strict=True):
+    return dict(zip(paths, done.scores, strict=True))
+
+
+@torch.inference_mode()
+def test_the_first_tree_holds_the_likeliest_paths() -> None:
+    """Against a draft that is run anew, without cache and mask, for every path."""
+    tree = DynamicTree(num_levels=3, width=4, num_nodes=12)
+    plan = DynamicPlan(tree, wants_scores=True)
+    first, target, draft, rows_x, rows_f = _first_round(plan, DraftArch(tap="last", depth=1))
+    expected = _likeliest(target, draft, tree, rows_x, rows_f)
+    found = _scored_paths(first)
+    assert set(found) == set(expected)
+    for path, score in found.items():
         assert score == pytest.approx(expected[path], abs=1e-5)
+
+
+@pytest.mark.parametrize("widths", [(1, 1, 1, 1), (2, 1, 1, 1), (3, 2, 1, 2), (1, 2, 1, 1)])
+@torch.inference_mode()
+def test_a_tree_that_widens_and_narrows_sees_its_own_path_alone(
+    widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every path's score against a draft that is run anew for it."""
+
+    def choose(self: Economist, first: int) -> list[int]:
+        return list(range(first, len(self._likely)))[-widths[self._level - 1] :]
+
+    monkeypatch.setattr(Economist, "_worth_a_step", choose)
+    monkeypatch.setattr(Economist, "_most_worth", lambda _, line: (line, len(line), 0.0))
+    monkeypatch.setattr("dreams_nas.decode.adaptive._NEGLIGIBLE", 0.0)
+    tree = DynamicTree(num_levels=5, width=3, num_nodes=39)
+    plan = AdaptivePlan(calibration(tree), costs(0.0, 0.0))
+    first, target, draft, rows_x, rows_f = _first_round(plan, DraftArch(tap="last", depth=2))
+    found = _scored_paths(first)
+    assert max(map(len, found)) == 5
+    for path, score in found.items():
+        assert score == pytest.approx(_score(target, draft, path, rows_x, rows_f), abs=1e-5)
+
+
+def _score(target: Any, draft: Any, path: tuple[int, ...], rows_x: Tensor, rows_f: Tensor) -> float:
+    """Log-probability of a path without cache and mask."""
+    score, state = 0.0, _run_draft(draft, rows_x, rows_f, torch.arange(len(rows_x)))
+    for token in path:
+        score += float(head(draft.weights, state).log_softmax(-1)[token])
+        rows_x = torch.cat([rows_x, target.embed(torch.tensor([token]))])
+        rows_f = torch.cat([rows_f, state[None]])
+        state = _run_draft(draft, rows_x, rows_f, torch.arange(len(rows_x)))
+    return score
 
 
 def _likeliest(

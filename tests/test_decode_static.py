@@ -6,16 +6,17 @@ import pytest
 import torch
 from draft_models import TREES, build_loud_target, build_ready
 from target_models import build_prompt
+from test_decode_matrix import POLICIES
 
 from dreams_nas.bench.oracle import OracleDraft
 from dreams_nas.core.errors import UserError
-from dreams_nas.decode.dynamic import DynamicPlan
-from dreams_nas.decode.engine import Plan, build_plan, decode
+from dreams_nas.decode.choose import seeded
+from dreams_nas.decode.engine import build_plan, decode
 from dreams_nas.decode.graphs import Captured
+from dreams_nas.decode.settings import GenerationSettings
 from dreams_nas.decode.static import StaticDraft, StaticTarget
 from dreams_nas.draft.layers import head
 from dreams_nas.space.arch import DraftArch
-from dreams_nas.space.policy import DynamicTree
 from dreams_nas.space.tree import StaticTree
 
 ARCH = DraftArch(tap="last", depth=2, keep_ratio=0.25, vocab=0.5)
@@ -24,16 +25,12 @@ NUM_NEW = 24
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "llama"])
-@pytest.mark.parametrize("policy", ["chain", "bushy", "dynamic"])
+@pytest.mark.parametrize("policy", ["chain", "bushy", "dynamic", "adaptive"])
 def test_fixed_shapes_draft_and_accept_the_same(policy: str, family: str) -> None:
     """Twice with one StaticTarget, so that nothing of one sequence is left for the next."""
     target = build_loud_target(family, seed=1)
     draft = build_ready(target, ARCH)
-    plan: Plan | None = (
-        DynamicPlan(DynamicTree(num_levels=4, width=2, num_nodes=7))
-        if policy == "dynamic"
-        else build_plan(TREES[policy], target)
-    )
+    plan = POLICIES[policy](target)
     assert plan is not None
     static = StaticTarget(target, CAPACITY)
     static_draft = StaticDraft(draft, target, plan, CAPACITY)
@@ -45,10 +42,17 @@ def test_fixed_shapes_draft_and_accept_the_same(policy: str, family: str) -> Non
         assert fixed.tokens == eager.tokens
         assert [r.drafted for r in fixed.rounds] == [r.drafted for r in eager.rounds]
         assert sum(r.num_accepted for r in fixed.rounds) > 0
+        drawn = GenerationSettings(do_sample=True, temperature=0.8, repetition_penalty=1.3)
+        shared |= {"settings": drawn}
+        one, other = (
+            decode(on, inputs, draft=drafter, generator=seeded(3, target.device), **shared)
+            for on, drafter in ((static, static_draft), (target, draft))
+        )
+        assert one.tokens == other.tokens
         plain = decode(static, inputs, max_new_tokens=NUM_NEW)
         assert plain.tokens == eager.tokens
     layers = target.decoder.layers
-    assert any(layer._forward_hooks for layer in layers)
+    assert max(len(layer._forward_hooks) for layer in layers) == 1
     static.close()
     assert not any(layer._forward_hooks for layer in layers)
 
@@ -65,6 +69,10 @@ def test_what_fixed_shapes_cannot_do_is_refused() -> None:
     bushy = build_plan(TREES["bushy"], target)
     assert plan is not None
     static_draft = StaticDraft(draft, target, plan, CAPACITY)
+    cache, rows_Q = static.build_cache(20), torch.arange(21)
+    mask_QQ = torch.zeros(21, 21, dtype=target.dtype)
+    with pytest.raises(AssertionError, match="21 rows in a cache of 20"):
+        static.verify(rows_Q, rows_Q, mask_QQ, cache)
     with pytest.raises(UserError, match="built for"):
         decode(target, inputs, max_new_tokens=NUM_NEW, draft=static_draft, plan=bushy)
 
