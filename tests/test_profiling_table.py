@@ -195,12 +195,12 @@ def test_syncs_ask_for_one_state_over_the_rows_that_are_told(target, monkeypatch
     monkeypatch.setattr(drafting, "forward_rows", forward_rows)
     for key, point in blocks.points.points.items():
         if key.startswith(f"sync of draft(depth={depth},"):
-            for _ in range(2):  # the second time as the first: nothing is left behind
+            for _ in range(2):  # the second time as the first, two passes before each
                 point.prepare()
                 point.run()
     last = {"num_queries": 1}
     rows = blocks.grids.sync_rows
-    expected = [(depth, q, kv, last) for q in rows for kv in (1, 64) for _ in range(2)]
+    expected = [(depth, q, kv, last) for q in rows for kv in (1, 64) for _ in range(2 * 3)]
     assert seen == expected * len(blocks.grids.layer_sizes)
 
 

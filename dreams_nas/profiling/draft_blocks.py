@@ -113,7 +113,9 @@ class DraftBlocks:
             draft = ReadyDraft(weights, ids_W, (0,), 1.0, self._drafts.rotary)
             level_1 = even_tree(min(_NUM_RANKS, vocab), 0)
             one = self._passes.sync_and_propose(draft, level_1, 0, disturb)
-            points.add("draft_head", 1, 0, {"vocab": vocab, "kind": "sync"}, *one, every=2)
+            points.add(
+                "draft_head", 1, 0, {"vocab": vocab, "kind": "sync"}, one.run, one.prepare, every=2
+            )
 
     def _guess(self, weights: DraftWeights, vocab: int, q: int) -> Callable[[], object]:
         states_QD, ids_W = self._drafts.normal(q, self._hidden), self._drafts.vocab_ids(vocab)
@@ -159,7 +161,9 @@ class DraftBlocks:
             fusion = points.terms_at("draft_fc", {"taps": num_taps}, q)
             for kv in self._grids.sync_kv_points:
                 one = self._passes.sync(session, num_taps, q, kv, disturb)
-                key = points.add_point(Point(f"sync of {name} q={q} kv={kv}", *one, every=2))
+                key = points.add_point(
+                    Point(f"sync of {name} q={q} kv={kv}", one.run, one.prepare, every=2)
+                )
                 terms = add_terms((1.0, {key: 1.0}), (-1.0, fusion))
                 points.add_entry("draft_sync", q, kv, dims, terms)
 
@@ -199,8 +203,10 @@ class DraftBlocks:
         with_steps = self._passes.sync_and_propose(draft, all_levels, 0, None)
         without = self._passes.sync_and_propose(draft, one_level, 0, None)
         name = f"of {_describe(draft)} w={q}"
-        many = points.add_point(Point(f"{_NUM_REST_STEPS} steps {name}", *with_steps))
-        none = points.add_point(Point(f"no step {name}", *without))
+        many = points.add_point(
+            Point(f"{_NUM_REST_STEPS} steps {name}", with_steps.run, with_steps.prepare)
+        )
+        none = points.add_point(Point(f"no step {name}", without.run, without.prepare))
         share, kv, most = 1.0 / _NUM_REST_STEPS, self._passes.kv, self._grids.max_kv
         layers = [  # each step finds the rows of those before it, too
             self._layer_terms(points, draft, q, min(kv + step * q, most))

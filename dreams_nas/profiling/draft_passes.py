@@ -21,7 +21,14 @@ class DraftPass(NamedTuple):
     """A timed act of a draft, and what has to precede it untimed."""
 
     run: Callable[[], object]
+    restart: Callable[[], object]
+    """Brings it back to where it runs from."""
     prepare: Callable[[], object]
+    """Some of its kind, untimed, then `restart`."""
+
+
+_NUM_BEFORE = 2
+"""Passes of its kind before a timed one; see `target_blocks`."""
 
 
 class _Restart:
@@ -35,6 +42,22 @@ class _Restart:
         self._opened.cache.length = self._kv
         self._opened.cache.rewind()
         self.session = copy.copy(self._opened)  # its position and state; the cache is shared
+
+
+def _settled(
+    disturb: Callable[[], object] | None, restart: _Restart, run: Callable[[], object]
+) -> Callable[[], None]:
+    """Runs a pass and what lies between two of its kind, so that it is timed as one of several."""
+
+    def prepare() -> None:
+        for _ in range(_NUM_BEFORE):
+            restart()
+            run()
+            if disturb is not None:
+                disturb()
+        restart()
+
+    return prepare
 
 
 class DraftPasses:
@@ -78,11 +101,10 @@ class DraftPasses:
         features_AF, tokens_A = self._rows(num_new, num_taps), self._tokens[:num_new]
         restart = _Restart(session, kv)
 
-        def prepare() -> None:
-            disturb()
-            restart()
+        def run() -> None:
+            restart.session.sync(tokens_A, features_AF)
 
-        return DraftPass(lambda: restart.session.sync(tokens_A, features_AF), prepare)
+        return DraftPass(run, restart, _settled(disturb, restart, run))
 
     def sync_and_propose(
         self,
@@ -109,15 +131,7 @@ class DraftPasses:
                 restart.session.sync(tokens_A, features_AF)
             restart.session.propose(plan)
 
-        def prepare() -> None:
-            if disturb is None:
-                restart()
-                run()
-            else:
-                disturb()
-            restart()
-
-        return DraftPass(run, prepare)
+        return DraftPass(run, restart, _settled(disturb, restart, run))
 
     def _features(self, draft: ReadyDraft, num_rows: int) -> Tensor:
         return self._rows(num_rows, len(draft.target_layer_ids))

@@ -131,15 +131,12 @@ def _build_blocks(target: Target, space: SearchSpace, config: ProfileConfig) -> 
     draft_act = passes.sync_and_propose(drafts.ready(largest), StaticTree.chain(1), 1, lambda: None)
     target_act = on_target.step(grids.mid_kv)
 
-    def round_before() -> None:
-        # What precedes a verification in a round, in that order. Whether the target pass before
-        # the draft matters is not shown: a paired comparison on a busy machine could not tell.
-        target_act()
-        draft_act.prepare()
+    def act_of_draft() -> None:
+        draft_act.restart()
         draft_act.run()
 
     points = PointSet()
-    on_target.add_passes(points, round_before)
+    on_target.add_passes(points, act_of_draft)
     on_target.add_host(points)
     on_target.add_prefills(points)
     of_draft.add_layers(points)

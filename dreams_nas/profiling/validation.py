@@ -157,7 +157,7 @@ def _measure_drafts(
         num_new = 1 + case.tree.num_levels // 2
         passes = DraftPasses(target, drafts, case.kv, num_new)
         one = passes.sync_and_propose(drafts.ready(case.arch), case.tree, num_new, disturb)
-        points.append(Point(str(index), *one))
+        points.append(Point(str(index), one.run, one.prepare))
         predicted.append(predict_draft_ms(costs[case.arch], case.tree, num_new, case.kv))
     config = TimerConfig(warmup=1, min_sweeps=min_visits, max_regates=0)
     found = measure_points(points, clock, rng, config, budget_s=budget_s)
