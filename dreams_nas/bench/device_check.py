@@ -222,6 +222,8 @@ def attention_ms(
 
     def repeated() -> tuple[Tensor, Tensor]:
         """Keys and values of all query heads, as decoders of transformers make them for a mask."""
+        if repeat == 1:
+            return k, v
         return k.repeat_interleave(repeat, dim=1), v.repeat_interleave(repeat, dim=1)
 
     def masked() -> Tensor:

@@ -5,6 +5,10 @@ every pass sees the whole cache behind a mask and reads from a tensor where it b
 knows nothing about it, and the same kernels with the same addresses run in every round. That costs
 attention over rows that are masked out; it pays where launching kernels is what takes the time.
 
+Eager passes stay the default. Measured on two CPU cores, the embedded target, 6 rows over 300 (ms):
+verification eager 2.54, of fixed shape 2.63, compiled by inductor 1.79; a draft step of fixed shape
+0.157, compiled 0.117. Compiling those two took 25 s, and each further number of rows takes as long.
+
 Shapes: S capacity, Q verified rows, W rows of a draft step, A rows to commit, R self-fed rows of a
 round, D hidden, F tapped features.
 """

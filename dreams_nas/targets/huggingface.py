@@ -331,9 +331,9 @@ class HuggingFaceTarget:
 
         One masked attention over everything, not an unmasked one over the prefix merged with a
         masked one over the tree. Measured (ms a layer, masked against split, two CPU cores, 6 and
-        60 rows): 8 heads of 24 over 232 rows 0.019 against 0.072 and 0.13 against 0.32; 32 heads of
-        128 over 2,900 rows 5.05 against 5.06 and 19.5 against 20.6, with 8 key/value heads 3.2
-        against 29 and 17 against 44. `bench.device_check` measures it on a GPU.
+        60 rows): 8 heads of 24 over 232 rows 0.028 against 0.069 and 0.14 against 0.32; 32 heads of
+        128 over 2,900 rows 5.05 against 5.06 and 19.5 against 20.6, with 8 key/value heads 27.6
+        against 28.0 and 42.4 against 43.3. `bench.device_check` measures it on a GPU.
         """
         if mask_QQ is None:
             assert len(depths_Q) == 1, "several rows need a mask"
