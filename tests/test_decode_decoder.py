@@ -260,6 +260,8 @@ def test_sampling_flags_change_the_answer(place: Path, capsys: pytest.CaptureFix
         (("--top-p", "1.2"), "--top-p"),
         (("--acceptance", "best"), "--acceptance"),
         (("--stop", ""), "stop_strings"),
+        (("--trace", "PLACE"), "is a folder"),
+        (("--trace", "PLACE/chart.png/trace.json"), "is a file, not a folder"),
         (("--chain", "100000", "--draft", "PLACE/draft"), "--chain"),
         (("--sample", "--seed", "99999999999999999999"), "seed = "),
         (("--sample", "--acceptance", "block", "--draft", "PLACE/draft"), "needs a chain"),

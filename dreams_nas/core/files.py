@@ -291,6 +291,22 @@ def require_own_folder(folder: Path, names: Collection[str]) -> None:
         )
 
 
+def require_writable(path: Path | str) -> None:
+    """Refuse a file that could not be written, before the work whose result it is to hold.
+
+    Raises:
+        UserError: A folder of that name, or one above it that is missing, a file or read-only.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; give the name of a file")
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise UserError(f"{path}: {above} is a file, not a folder")
+    if not os.access(above, os.W_OK):
+        raise UserError(f"{path}: {above} may not be written; choose another place")
+
+
 def check_free_space(path: Path | str, needed_bytes: int, what: str) -> None:
     """Refuse to start writing `what` under `path` when the disk cannot hold it.
 

@@ -7,6 +7,7 @@ from dreams_nas.core.config import build_config
 from dreams_nas.core.console import warn
 from dreams_nas.core.device import Attention, Dtype, identify_device
 from dreams_nas.core.errors import UserError
+from dreams_nas.core.files import require_writable
 from dreams_nas.decode.answer import Answer
 from dreams_nas.decode.decoder import AnswerStream, Decoder, Pictures, Prompt, conversation
 from dreams_nas.decode.policies import Policy, build_policy
@@ -122,6 +123,8 @@ def start(config: GenerateConfig) -> AnswerStream:
         UserError: As `load_decoder` and `Decoder.stream`.
     """
     conversation(config.prompt, config.images)
+    if config.trace is not None:
+        require_writable(config.trace)
     return _load(config).stream(
         config.prompt,
         config.images,
