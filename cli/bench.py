@@ -6,6 +6,7 @@ import typer
 
 from dreams_nas.core.config import Config, with_given
 from dreams_nas.core.console import print_json_line, print_table
+from dreams_nas.core.errors import UserError
 
 from .options import RunFlags, verb
 
@@ -94,7 +95,7 @@ def register(app: typer.Typer) -> None:
                 table=table,
                 chain=chain,
                 policies=policy or None,
-                references=[n for n in reference if n != "none"] if reference else None,
+                references=_references(reference),
                 allow_mismatch=allow_mismatch or None,
             ),
             flags.quiet,
@@ -103,3 +104,12 @@ def register(app: typer.Typer) -> None:
         print("\n".join([*DEFINITIONS, *findings(report)]))
         print_json_line(summary_line(report))
         require_lossless(report.losslessness.mismatched_tokens)
+
+
+def _references(names: list[str] | None) -> list[str] | None:
+    """What `--reference` was given; `none` stands alone."""
+    if not names:
+        return None
+    if "none" in names and len(names) > 1:
+        raise UserError("--reference none and other references are both given; leave one out")
+    return [name for name in names if name != "none"]

@@ -13,7 +13,7 @@ from bench_cases import ARCH, build_arms, build_prompts, space_of, with_policy
 from draft_models import TREES, build_config, build_draft, build_loud_target
 from target_models import build_prompt, build_tokenizer
 
-from dreams_nas.bench.arms import PLAIN, Arm, decode_arm, ready_arm
+from dreams_nas.bench.arms import PLAIN, Arm, decode_arm, parse_drafts, ready_arm
 from dreams_nas.bench.calibrate import by_level, calibrate, calibration_error, fit, gather, isotonic
 from dreams_nas.bench.config import MeasureConfig
 from dreams_nas.bench.measure import run_bench
@@ -255,6 +255,9 @@ def test_bench_times_every_policy_and_reference_it_is_told(
     [
         (["bench", "--policy", "adaptive", "--reference", "none"], "give --table FILE"),
         (["bench", "--policy", "best"], "policies"),
+        (["bench", "--reference", "none", "--reference", "generate"], "leave one out"),
+        (["bench", "--out", "PLACE/data.jsonl"], "is a file"),
+        (["bench", "--out", "PLACE/data.jsonl/bench"], "is a file, not a folder"),
         (["bench", "--policy", "chain", "--policy", "chain"], "given twice"),
         (["bench", "--policy", "chain", "--draft", "mine=PLACE/draft"], "no draft is called"),
         (["bench", "--policy", "dynamic", "--chain", "40"], "at most 32"),
@@ -284,6 +287,13 @@ def test_bad_input_of_calibrate_and_policies(
     err = capsys.readouterr().err
     assert said in err
     assert "Traceback" not in err
+
+
+def test_a_folder_may_hold_an_equals_sign(tmp_path: Path) -> None:
+    folder = tmp_path / "lr=1"
+    folder.mkdir()
+    assert parse_drafts([str(folder)]) == {"winner": str(folder)}
+    assert parse_drafts(["mine=some/where"]) == {"mine": "some/where"}
 
 
 def test_a_shipped_table_prices_the_adaptive_rule() -> None:

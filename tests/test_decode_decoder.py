@@ -146,6 +146,25 @@ def test_input_from_python_is_taken_or_refused_by_name(decoder: Decoder, place: 
         decoder.stream(PROMPT, settings=drawn)
     with pytest.raises(UserError, match="special token"):
         decoder.stream(PROMPT, settings=GenerationSettings(stop_strings=("</s>",)))
+    wrong_calls: list[tuple[Any, Any, dict[str, Any], str]] = [
+        (None, (), {}, "is no list"),
+        (5, (), {}, "is no list"),
+        ([], (), {}, "has no message"),
+        ([{"foo": 1}], (), {}, "is no chat message"),
+        ("a\udcffb", (), {}, "no UTF-8"),
+        (PROMPT, None, {}, "images: None is no list"),
+        (PROMPT, [5], {}, "a int is no image"),
+        (PROMPT, b"abc", {}, "is no list"),
+        (PROMPT, (), {"max_new_tokens": 1.5}, "max_new_tokens is 1.5"),
+        (PROMPT, (), {"settings": None}, "GenerationSettings"),
+        (PROMPT, (), {"seed": -1}, "seed = -1"),
+        (PROMPT, (), {"seed": None}, "seed = None"),
+    ]
+    for prompt, images, options, said in wrong_calls:
+        with pytest.raises(UserError, match=said):
+            decoder.generate(prompt, images, **options)
+    assert dreams_nas.GenerationSettings is GenerationSettings
+    assert {"generate", "load_decoder", "GenerationSettings"} <= set(dir(dreams_nas))
     for wrong, said in (({"dtype": "float23"}, "dtype"), ({"chain": 0}, "chain")):
         with pytest.raises(UserError, match=said):
             dreams_nas.load_decoder(str(place / "target"), **wrong)
@@ -204,6 +223,8 @@ def test_a_trace_holds_every_round(
 def test_what_changes_nothing_is_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, _, err = call(capsys, place, "--draft", f"{place}/draft", "--table", "nowhere.json")
     assert "--table is not used without --policy adaptive" in err
+    _, _, err = call(capsys, place, "--sample", "--acceptance", "block")
+    assert "--acceptance is not used without --draft" in err
     _, _, err = call(capsys, place, "--policy", "dynamic")
     assert "--policy is not used without --draft" in err
 
@@ -267,6 +288,11 @@ def test_sampling_flags_change_the_answer(place: Path, capsys: pytest.CaptureFix
         (("--sample", "--acceptance", "block", "--draft", "PLACE/draft"), "needs a chain"),
         (("--policy", "adaptive", "--draft", "PLACE/draft"), "give --table FILE"),
         (("--policy", "best", "--draft", "PLACE/draft"), "policy"),
+        (
+            ("--sample", "--acceptance", "block", "--policy", "dynamic", "--draft", "PLACE/draft"),
+            "needs a chain",
+        ),
+        (("--threads", "100000"), "1024"),
         (("--policy", "chain", "--chain", "3", "--draft", "PLACE/draft"), "leave one out"),
         ((*ADAPTIVE, "--draft", "PLACE/raw"), "dreams-nas calibrate"),
         ((*ADAPTIVE, "--draft", "PLACE/draft", "--dtype", "float64"), "float64"),

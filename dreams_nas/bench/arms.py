@@ -147,7 +147,8 @@ def load_arm(name: str, folder: Path, target: Target, chain: int | None = None) 
 def parse_drafts(texts: Sequence[str]) -> dict[str, str]:
     """Turn what `--draft` was given, DIR or NAME=DIR, into folders by arm.
 
-    The first one without a name is the winner, later ones are called like their folder.
+    The first one without a name is the winner, later ones are called like their folder. A folder
+    whose own name holds a "=" is taken as one.
 
     Raises:
         UserError: A name that is taken.
@@ -155,7 +156,7 @@ def parse_drafts(texts: Sequence[str]) -> dict[str, str]:
     drafts: dict[str, str] = {}
     for text in texts:
         name, equals, folder = text.partition("=")
-        if not equals:
+        if not equals or Path(text).is_dir():
             folder = text
             name = Path(text).resolve().name if WINNER_NAME in drafts else WINNER_NAME
         if name in (PLAIN_NAME, "") or name in drafts:

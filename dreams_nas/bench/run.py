@@ -13,9 +13,10 @@ from dreams_nas.bench.summary import save_bench
 from dreams_nas.core.console import warn
 from dreams_nas.core.device import identify_device
 from dreams_nas.core.errors import UserError
-from dreams_nas.core.files import require_own_folder
+from dreams_nas.core.files import require_own_folder, require_writable
 from dreams_nas.core.provenance import provenance
 from dreams_nas.core.seeds import derive_seed
+from dreams_nas.decode.costs import warn_of_free_decisions
 from dreams_nas.decode.generation import require_greedy
 from dreams_nas.decode.loading import own_tree
 from dreams_nas.decode.policies import build_policy
@@ -47,6 +48,7 @@ def bench(config: BenchConfig, quiet: bool = False) -> BenchReport:
     require_draft_folders(config.drafts)
     if config.out is not None:
         require_own_folder(Path(config.out), BENCH_FILES)
+        require_writable(Path(config.out) / BENCH_FILES[0])
     table = None if config.table is None else load_table(config.table)
     _require_policies(config, table)
     seed = derive_seed(config.seed, "data-test")  # as a run does
@@ -103,6 +105,8 @@ def _require_policies(config: BenchConfig, table: LatencyTable | None) -> None:
             f"policies {', '.join(names)} are the winner's, and no draft is called "
             f"'{WINNER_NAME}': give --draft {WINNER_NAME}=DIR"
         )
+    if table is not None and "adaptive" in names:
+        warn_of_free_decisions(table)
     folder = Path(config.drafts[WINNER_NAME])
     described = load_draft_config(folder)
     tree = own_tree(folder, described, config.chain)

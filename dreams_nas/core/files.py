@@ -39,7 +39,7 @@ def _write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        raise UserError(f"{path}: no permission to write; choose another --out") from error
+        raise UserError(f"{path}: no permission to write; choose another place") from error
     except (NotADirectoryError, FileExistsError, IsADirectoryError) as error:
         raise UserError(f"{path}: cannot write here ({error.strerror})") from error
     except Exception as error:
@@ -283,6 +283,8 @@ def require_own_folder(folder: Path, names: Collection[str]) -> None:
     Raises:
         UserError: Names what is in the way.
     """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file, and a folder is to be written there")
     found = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     if others := sorted(set(found) - set(names)):
         raise UserError(

@@ -17,5 +17,5 @@ class PlaceConfig(Config):
     """Precision of target and draft."""
     attention: Attention = "sdpa"
     """Attention backend of the target."""
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads of one operation; null: OMP_NUM_THREADS, or all cores."""

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dreams_nas.core.console import warn
 from dreams_nas.draft.config import DraftConfig
+from dreams_nas.latency.blocks import group_key
 from dreams_nas.latency.cost import CostModel
 from dreams_nas.latency.grid import FloatArray
 from dreams_nas.latency.monotone import rising_fit
@@ -13,6 +15,15 @@ from dreams_nas.space.policy import DynamicTree
 
 _COMMITTED = 3
 """Rows of a typical sync."""
+
+
+def warn_of_free_decisions(table: LatencyTable) -> None:
+    """Say that a table is too old to price what an adaptive policy itself takes."""
+    if group_key("host", {"part": "decide", "mask": "chain"}) not in table.grids:
+        warn(
+            "the latency table does not say what deciding costs, so the adaptive policy takes it "
+            "for nothing; measure a new one with `dreams-nas profile`"
+        )
 
 
 @dataclass(frozen=True)

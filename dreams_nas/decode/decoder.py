@@ -1,6 +1,7 @@
 """A target and its draft, ready to answer: whole answers, or piece by piece as they come."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,10 @@ class Decoder:
             UserError: No prompt, an image that is none, a prompt that does not fit, or settings
                 that cannot be honoured.
         """
+        if not isinstance(settings, GenerationSettings):
+            raise UserError(f"settings: {settings!r:.80} is no dreams_nas.GenerationSettings")
+        if not isinstance(seed, int) or not 0 <= seed < 2**63:
+            raise UserError(f"seed = {seed!r}: must be a whole number from 0 to 2**63 - 1")
         inputs = self.target.prepare(*conversation(prompt, images))
         effective = effective_settings(self.target, settings)
         require_decodable(self.target, inputs, max_new_tokens, effective, self.plan)
@@ -124,16 +129,50 @@ class Decoder:
 def conversation(
     prompt: Prompt, images: Pictures
 ) -> tuple[Sequence[dict[str, Any]], list[Image.Image]]:
-    """Chat messages and pictures; refuses an empty prompt and what is no image."""
+    """Chat messages and pictures.
+
+    Raises:
+        UserError: An empty prompt, text that is no Unicode, or what is no conversation or no image.
+    """
     if isinstance(images, str | Path | Image.Image):
         images = (images,)
-    pictures = [x.convert("RGB") if isinstance(x, Image.Image) else load_image(x) for x in images]
-    if not isinstance(prompt, str):
-        return prompt, pictures
-    if not prompt.strip():
-        raise UserError('there is no prompt; give --prompt "..."')
-    content = [{"type": "image"} for _ in images] + [{"type": "text", "text": prompt}]
-    return [{"role": "user", "content": content}], pictures
+    pictures = [_picture(image) for image in _sequence("images", images)]
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise UserError('there is no prompt; give --prompt "..."')
+        content = [{"type": "image"} for _ in pictures] + [{"type": "text", "text": prompt}]
+        prompt = [{"role": "user", "content": content}]
+    for message in _sequence("prompt", prompt):
+        if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+            raise UserError(
+                f"prompt: {message!r} is no chat message; give a text, or messages like "
+                '{"role": "user", "content": "..."}'
+            )
+        try:
+            json.dumps(message, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"prompt: holds bytes that are no UTF-8 text ({error.object[error.start]!r}); "
+                "write it in UTF-8"
+            ) from error
+    return prompt, pictures
+
+
+def _sequence(name: str, values: Any) -> Sequence[Any]:
+    """Values that can be gone through and counted; refuses others, and none."""
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        raise UserError(f"{name}: {values!r:.80} is no list")
+    if name == "prompt" and not values:
+        raise UserError("prompt: the conversation has no message")
+    return values
+
+
+def _picture(image: Any) -> Image.Image:
+    if isinstance(image, Image.Image):
+        return image.convert("RGB")
+    if not isinstance(image, str | Path):
+        raise UserError(f"images: a {type(image).__name__} is no image; give PIL images or files")
+    return load_image(image)
 
 
 class _Pieces:

@@ -118,22 +118,35 @@ def require_decodable(
         UserError: More positions needed than the target has, or settings that a tree cannot honour.
     """
     length, limit = len(inputs.input_ids_T), target.spec.max_positions
-    if max_new_tokens < 0:
-        raise UserError(f"max_new_tokens is {max_new_tokens}; it must be 0 or more")
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+        raise UserError(
+            f"max_new_tokens is {max_new_tokens!r}; it must be a whole number, 0 or more"
+        )
     if length + max_new_tokens > limit:
         raise UserError(
             f"a prompt of {length} tokens and max_new_tokens {max_new_tokens} need "
             f"{length + max_new_tokens} positions; the target has {limit}: shorten the prompt or "
             f"allow at most {max(0, limit - length)} new tokens"
         )
-    is_chain = plan is None or (isinstance(plan, TreePlan) and plan.tree.is_chain)
-    if settings.draws_drafts and plan is not None and not is_chain:
+    if plan is not None:
+        require_chain(settings, plan.tree if isinstance(plan, TreePlan) else plan)
+    return length
+
+
+def require_chain(
+    settings: GenerationSettings, policy: StaticTree | DynamicPlan | AdaptivePlan
+) -> None:
+    """Refuse drawn drafts along anything but a chain.
+
+    Raises:
+        UserError: Names the rule of acceptance and the policy.
+    """
+    if settings.draws_drafts and not (isinstance(policy, StaticTree) and policy.is_chain):
         raise UserError(
             f"acceptance '{settings.acceptance}' needs a chain, and the policy is a tree of "
-            f"{plan.num_nodes} nodes on {plan.num_levels} levels: draft a chain (--chain LEVELS) "
-            "or accept by 'match', which any tree can"
+            f"{policy.num_nodes} nodes on {policy.num_levels} levels: draft a chain (--chain "
+            "LEVELS) or accept by 'match', which any tree can"
         )
-    return length
 
 
 class _Clock:

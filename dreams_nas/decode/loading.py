@@ -9,7 +9,9 @@ from dreams_nas.core.device import Attention, Dtype, identify_device
 from dreams_nas.core.errors import UserError
 from dreams_nas.core.files import require_writable
 from dreams_nas.decode.answer import Answer
+from dreams_nas.decode.costs import warn_of_free_decisions
 from dreams_nas.decode.decoder import AnswerStream, Decoder, Pictures, Prompt, conversation
+from dreams_nas.decode.engine import require_chain
 from dreams_nas.decode.policies import Policy, build_policy
 from dreams_nas.decode.settings import GenerateConfig, GenerationSettings
 from dreams_nas.draft.config import DraftConfig
@@ -144,12 +146,14 @@ def _load(config: GenerateConfig) -> Decoder:
     if name == "adaptive":
         assert config.table is not None, "the config asks for one"
         table = load_table(config.table)
+        warn_of_free_decisions(table)
         kv = table.grid("target_step").kv_range[1] // 2
         policy: Policy = build_policy(name, described, StaticTree(), table, kv)
     else:
         policy = own_tree(folder, described, config.chain)
         if name is not None:
             policy = build_policy(name, described, policy)
+    require_chain(config.settings, policy)
     target = load_placed(config)
     if table is not None:
         table.require_match(
@@ -168,6 +172,8 @@ def _warn_of_idle(config: GenerateConfig) -> None:
     flags = {"chain": config.chain, "policy": config.policy, "table": config.table}
     given = {name for name, value in flags.items() if value is not None}
     if config.draft is None:
+        if config.settings.draws_drafts:
+            given.add("acceptance")
         for name in sorted(given):
             warn(f"--{name} is not used without --draft")
     elif "table" in given and config.policy != "adaptive":

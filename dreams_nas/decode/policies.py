@@ -1,12 +1,10 @@
 """Policies by name: what a draft proposes in a round."""
 
-from dreams_nas.core.console import warn
 from dreams_nas.core.errors import UserError
 from dreams_nas.decode.adaptive import AdaptivePlan
 from dreams_nas.decode.costs import round_costs
 from dreams_nas.decode.dynamic import DynamicPlan
 from dreams_nas.draft.config import DraftConfig
-from dreams_nas.latency.blocks import group_key
 from dreams_nas.latency.table import LatencyTable
 from dreams_nas.space.policy import MOST_LEVELS, DynamicTree, PolicyName
 from dreams_nas.space.tree import StaticTree
@@ -59,11 +57,6 @@ def build_policy(
         raise UserError(
             "policy 'adaptive' decides by measured costs; give --table FILE, which "
             "`dreams-nas profile` writes"
-        )
-    if not table.grids.get(group_key("host", {"part": "decide", "mask": "chain"})):
-        warn(
-            "the latency table does not say what deciding costs, so the adaptive policy takes it "
-            "for nothing; measure a new one with `dreams-nas profile`"
         )
     costs = round_costs(table, config, config.calibration.tree, kv)
     return AdaptivePlan(config.calibration, costs)

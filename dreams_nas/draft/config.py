@@ -54,5 +54,6 @@ class DraftConfig(Config):
                 raise UserError(
                     f"this draft belongs to target '{self.target_name}' with {what} {own}, and "
                     f"target '{name}' has {what} {other}; they must be equal: give the draft's own "
-                    "target, or train a draft for this one"
+                    "target, or train a draft for this one; the same target loaded in a precision "
+                    "that cannot hold its weights, as float16 for bfloat16 ones, counts as another"
                 )
