@@ -1,22 +1,33 @@
 """`dreams-nas bench`: drafts against plain decoding, measured and proven lossless."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dreams_nas.core.config import Config, with_given
 from dreams_nas.core.console import print_json_line, print_table
 from dreams_nas.core.errors import UserError
 
-from .options import RunFlags, verb
+from .options import ConfigBuilder, RunFlags, verb
+
+if TYPE_CHECKING:
+    from dreams_nas.bench.config import BenchConfig
 
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
 
-    @verb(app, "dreams_nas.bench.config:BenchConfig")
+    @verb(
+        app,
+        "dreams_nas.bench.config:BenchConfig",
+        keys={
+            "draft": "drafts",
+            "passes": "num_passes",
+            "policy": "policies",
+            "reference": "references",
+        },
+    )
     def bench(
-        config: Config,
+        build: ConfigBuilder,
         flags: RunFlags,
         draft: Annotated[
             list[str] | None,
@@ -71,7 +82,6 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Measure drafts against plain decoding, prove them lossless, replay the winner."""
         from dreams_nas.bench.arms import parse_drafts
-        from dreams_nas.bench.config import BenchConfig
         from dreams_nas.bench.losslessness import require_lossless
         from dreams_nas.bench.run import bench as run
         from dreams_nas.bench.summary import (
@@ -83,23 +93,19 @@ def register(app: typer.Typer) -> None:
             table_rows,
         )
 
-        assert isinstance(config, BenchConfig)
-        report = run(
-            with_given(
-                config,
-                drafts=parse_drafts(draft) if draft else None,
-                data=data,
-                num_prompts=num_prompts,
-                max_new_tokens=max_new_tokens,
-                num_passes=passes,
-                table=table,
-                chain=chain,
-                policies=policy or None,
-                references=_references(reference),
-                allow_mismatch=allow_mismatch or None,
-            ),
-            flags.quiet,
+        config: BenchConfig = build(
+            draft=parse_drafts(draft) if draft else None,
+            data=data,
+            num_prompts=num_prompts,
+            max_new_tokens=max_new_tokens,
+            passes=passes,
+            table=table,
+            chain=chain,
+            policy=policy or None,
+            reference=_references(reference),
+            allow_mismatch=allow_mismatch,
         )
+        report = run(config, flags.quiet, flags.force)
         print_table(HEADERS, table_rows(report), "\n".join(conditions(report)))
         print("\n".join([*DEFINITIONS, *findings(report)]))
         print_json_line(summary_line(report))

@@ -1,21 +1,23 @@
 """`dreams-nas calibrate`: how often a draft's paths are accepted, for the adaptive policy."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dreams_nas.core.config import Config, with_given
 from dreams_nas.core.console import print_json_line, say
 
-from .options import RunFlags, verb
+from .options import ConfigBuilder, RunFlags, verb
+
+if TYPE_CHECKING:
+    from dreams_nas.bench.config import CalibrateConfig
 
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
 
-    @verb(app, "dreams_nas.bench.config:CalibrateConfig")
+    @verb(app, "dreams_nas.bench.config:CalibrateConfig", replaces=False)
     def calibrate(
-        config: Config,
+        build: ConfigBuilder,
         flags: RunFlags,
         draft: Annotated[
             str | None,
@@ -35,16 +37,18 @@ def register(app: typer.Typer) -> None:
 
         Example: cp -r runs/demo/export my_draft; dreams-nas calibrate --draft my_draft
         """
+        config: CalibrateConfig = build(draft=draft, data=data, num_prompts=num_prompts)
         from dreams_nas.bench.calibrate import calibrate_folder
-        from dreams_nas.bench.config import CalibrateConfig
 
-        assert isinstance(config, CalibrateConfig)
-        given = with_given(config, draft=draft, data=data, num_prompts=num_prompts)
-        found = calibrate_folder(given, flags.quiet)
+        found = calibrate_folder(config, flags.quiet)
         say(
             f"{found.num_rounds} rounds fitted, error on held-out prompts {found.error:.4f}",
             flags.quiet,
         )
         print_json_line(
-            {"draft": given.draft, "calibration_error": found.error, "num_rounds": found.num_rounds}
+            {
+                "draft": config.draft,
+                "calibration_error": found.error,
+                "num_rounds": found.num_rounds,
+            }
         )

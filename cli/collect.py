@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .options import RunFlags, verb
+from .options import ConfigBuilder, RunFlags, verb
 
 if TYPE_CHECKING:
     from dreams_nas.features.config import CollectVerbConfig
@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
     """Add the verb."""
 
     @verb(app, "dreams_nas.features.config:CollectVerbConfig")
-    def collect(config: "CollectVerbConfig", flags: RunFlags) -> None:
+    def collect(build: ConfigBuilder, flags: RunFlags) -> None:
         """Let the target answer prompts itself and record its tapped hidden states."""
         from dreams_nas.core.console import print_json_line
         from dreams_nas.core.seeds import derive_seed
@@ -23,6 +23,7 @@ def register(app: typer.Typer) -> None:
         from dreams_nas.features.conversations import load_conversations, split_of
         from dreams_nas.targets.loading import load_placed
 
+        config: CollectVerbConfig = build()
         seed = derive_seed(config.seed, f"data-{split_of(config.data)}")
         conversations = load_conversations(config.data, config.count, seed)
         target = load_placed(config)

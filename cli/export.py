@@ -1,21 +1,23 @@
 """`dreams-nas export`: a draft with its model card, ready to hand over."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dreams_nas.core.config import Config
 from dreams_nas.core.console import print_json_line
 
-from .options import RunFlags, verb
+from .options import ConfigBuilder, RunFlags, verb
+
+if TYPE_CHECKING:
+    from dreams_nas.export.config import ExportConfig
 
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
 
-    @verb(app, "dreams_nas.export.config:ExportConfig")
+    @verb(app, "dreams_nas.export.config:ExportConfig", replaces=False)
     def export(
-        config: Config,
+        build: ConfigBuilder,
         flags: RunFlags,
         draft: Annotated[
             str | None, typer.Option("--draft", metavar="DIR", help="Draft folder.")
@@ -32,13 +34,9 @@ def register(app: typer.Typer) -> None:
         ] = None,
     ) -> None:
         """Export a draft with a model card and check that it reads back equal."""
-        from dreams_nas.core.config import build_config
-        from dreams_nas.export.config import ExportConfig
+        config: ExportConfig = build(draft=draft, format=format, bench=bench)
         from dreams_nas.export.own import export as write
 
-        given = {"draft": draft, "format": format, "bench": bench}
-        data = {**config.model_dump(), **{k: v for k, v in given.items() if v is not None}}
-        config = build_config(ExportConfig, data, "the command line")
         exported = write(config)
         print(f"{config.out}: draft {exported.arch.key} for {exported.target_name}")
         print_json_line(

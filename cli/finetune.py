@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .options import RunFlags, verb
+from .options import ConfigBuilder, RunFlags, verb
 
 if TYPE_CHECKING:
     from dreams_nas.pipeline.config import FinetuneConfig
@@ -14,7 +14,7 @@ def register(app: typer.Typer) -> None:
     """Add the verb."""
 
     @verb(app, "dreams_nas.pipeline.config:FinetuneConfig")
-    def finetune(config: "FinetuneConfig", flags: RunFlags) -> None:
+    def finetune(build: ConfigBuilder, flags: RunFlags) -> None:
         """Train one draft alone and choose its draft tree with its own weights; resumes.
 
         Example: dreams-nas finetune --set arch=search/arch.yaml --out draft
@@ -22,6 +22,7 @@ def register(app: typer.Typer) -> None:
         from dreams_nas.core.console import print_json_line
         from dreams_nas.pipeline.verbs import finetune_verb
 
+        config: FinetuneConfig = build()
         evaluation = finetune_verb(config, quiet=flags.quiet, force=flags.force)
         print_json_line(
             {

@@ -1,22 +1,29 @@
 """`dreams-nas generate`: one prompt, plainly or with a draft."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dreams_nas.core.config import Config, with_given
 from dreams_nas.core.console import print_json_line, say
 
-from .options import RunFlags, verb
+from .options import ConfigBuilder, RunFlags, verb
+
+if TYPE_CHECKING:
+    from dreams_nas.decode.settings import GenerateConfig
 
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
 
-    @verb(app, "dreams_nas.decode.settings:GenerateConfig")
+    @verb(
+        app,
+        "dreams_nas.decode.settings:GenerateConfig",
+        keys={"image": "images", "sample": "do_sample", "stop": "stop_strings"},
+        replaces=False,
+    )
     def generate(
-        config: Config,
+        build: ConfigBuilder,
         flags: RunFlags,
         draft: Annotated[
             str | None,
@@ -96,31 +103,28 @@ def register(app: typer.Typer) -> None:
 
         dreams-nas generate --prompt "Hello" --sample --temperature 0.7 --top-p 0.9 --seed 3
         """
-        from dreams_nas.core.files import write_json
-        from dreams_nas.decode.loading import start
-        from dreams_nas.decode.settings import GenerateConfig
-
-        assert isinstance(config, GenerateConfig)
-        config = with_given(
-            config,
+        config: GenerateConfig = build(
             draft=draft,
-            images=tuple(image) if image else None,
+            image=image or None,
             prompt=prompt,
             max_new_tokens=max_new_tokens,
             chain=chain,
             policy=policy,
             table=table,
-            allow_mismatch=allow_mismatch or None,
-            do_sample=sample or None,
+            allow_mismatch=allow_mismatch,
+            sample=sample,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
             repetition_penalty=repetition_penalty,
             acceptance=acceptance,
-            stop_strings=tuple(stop) if stop else None,
+            stop=stop or None,
             trace=trace,
         )
+        from dreams_nas.core.files import write_json
+        from dreams_nas.decode.loading import start
+
         stream = start(config)
         for piece in stream:
             typer.secho(piece.text, fg="green" if piece.is_accepted else None, nl=False)

@@ -68,6 +68,10 @@ _CONFIG_FLAGS = ("out", "target", "device", "dtype", "threads", "seed")
 """Shared flags that are config keys."""
 
 
+ConfigBuilder = Callable[..., Any]
+"""Builds the config of a verb from the command line and the values of its own flags."""
+
+
 class RunFlags(NamedTuple):
     """Shared flags that change how a verb runs, but not its result."""
 
@@ -89,25 +93,30 @@ def config_from_flags(
         config: What `--config` was given.
         settings: What `--set` was given.
         keys: Dotted config key by flag name, where the two differ.
-        flags: Named flags; None means not given. One that the class has no key for is warned
-            about, since it changes nothing.
+        flags: Named flags; None or False means not given. One that the class has no key for is
+            warned about, since it changes nothing.
 
     Raises:
         UserError: as `load_config`, or when a flag and `--set` contradict each other.
     """
     known = {field.key for field in config_fields(cls)}
+    set_keys = [text.partition("=")[0].strip() for text in settings or []]
     given: dict[str, Any] = {}
+    names: dict[str, str] = {}
     for flag, value in flags.items():
         key = (keys or {}).get(flag, flag)
-        if value is None:
+        shown = f"--{flag.replace('_', '-')}"
+        if value is None or value is False:
             continue
         if key not in known:
-            warn(f"--{flag} is not used here")
+            warn(f"{shown} is not used here")
             continue
-        if any(text.partition("=")[0].strip() == key for text in settings or []):
-            raise UserError(f"--{flag} and --set {key}=... are both given; leave one out")
+        for set_key in set_keys:
+            if f"{set_key}.".startswith(f"{key}."):
+                raise UserError(f"{shown} and --set {set_key}=... are both given; leave one out")
         given[key] = value.as_posix() if isinstance(value, Path) else value
-    return load_config(cls, config, settings or [], given)
+        names[key] = flag
+    return load_config(cls, config, settings or [], given, names)
 
 
 def verb(
@@ -117,23 +126,26 @@ def verb(
     name: str | None = None,
     keys: Mapping[str, str] | None = None,
     config_argument: bool = False,
+    replaces: bool = True,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function as a verb with the shared flags.
 
-    The function is called as `function(config, flags, **extra)`: the built config, the
-    `RunFlags`, and any further parameters it declares as Typer options or arguments.
+    The function is called as `function(build, flags, **extra)`: what builds the config from the
+    command line, the `RunFlags`, and the further parameters it declares as Typer options or
+    arguments. It calls `build(flag=value, ...)` with those that are config keys.
 
     Args:
         app: The Typer app.
         config_class: "module:Class", imported only when the verb runs or its help is shown.
         name: Name of the verb, by default the function's.
-        keys: Dotted config key by shared flag, where the two differ.
+        keys: Dotted config key by flag, where the two differ.
         config_argument: Take the YAML file as `VERB CONFIG.yaml`, too.
+        replaces: Whether `--force` changes what the verb does.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         extra = list(inspect.signature(function).parameters.values())[2:]
-        shared = dict(_SHARED)
+        shared = {flag: x for flag, x in _SHARED.items() if replaces or flag != "force"}
         if config_argument:
             shared = {"config_file": (ConfigArgument, None), **shared}
 
@@ -141,15 +153,19 @@ def verb(
             positional = values.pop("config_file", None)
             if positional is not None and values["config"] is not None:
                 raise UserError("CONFIG.yaml and --config are both given; leave one out")
-            config = config_from_flags(
-                _load_class(config_class),
-                positional or values["config"],
-                values["set"],
-                keys,
-                **{flag: values[flag] for flag in _CONFIG_FLAGS},
-            )
-            flags = RunFlags(values["quiet"], values["force"])
-            function(config, flags, **{p.name: values[p.name] for p in extra})
+
+            def build(**own: Any) -> Config:
+                return config_from_flags(
+                    _load_class(config_class),
+                    positional or values["config"],
+                    values["set"],
+                    keys,
+                    **{flag: values[flag] for flag in _CONFIG_FLAGS},
+                    **own,
+                )
+
+            flags = RunFlags(values["quiet"], values.get("force", False))
+            function(build, flags, **{p.name: values[p.name] for p in extra})
 
         # Typer reads the signature; written out in each verb it would be the same ten lines.
         parameters = [

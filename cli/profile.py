@@ -4,25 +4,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dreams_nas.core.config import build_config
 from dreams_nas.core.console import print_json_line, print_table
 from dreams_nas.core.errors import UserError
 
-from .options import RunFlags, verb
+from .options import ConfigBuilder, RunFlags, verb
 
 if TYPE_CHECKING:
     from dreams_nas.latency.table import LatencyTable
     from dreams_nas.profiling.config import ProfileConfig
 
-_CONFIG = "dreams_nas.profiling.config:ProfileConfig"
-
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
 
-    @verb(app, _CONFIG)
+    @verb(app, "dreams_nas.profiling.config:ProfileConfig")
     def profile(
-        config: "ProfileConfig",
+        build: ConfigBuilder,
         flags: RunFlags,
         space: Annotated[
             str | None,
@@ -39,16 +36,7 @@ def register(app: typer.Typer) -> None:
         ] = None,
     ) -> None:
         """Measure what every block of a decoding round costs on this machine -> table.json."""
-        given = {"space": space, "max_kv": max_kv, "max_q": max_q, "budget_s": budget_s}
-        config = _with_flags(config, given)
-        _run(config, flags)
-
-
-def _with_flags(config: "ProfileConfig", given: dict[str, Any]) -> "ProfileConfig":
-    values = {key: value for key, value in given.items() if value is not None}
-    data = {**config.model_dump(mode="json"), **values}
-    origins = {key: f"--{key.replace('_', '-')} {value}" for key, value in values.items()}
-    return build_config(type(config), data, "the command line", origins)
+        _run(build(space=space, max_kv=max_kv, max_q=max_q, budget_s=budget_s), flags)
 
 
 def _run(config: "ProfileConfig", flags: RunFlags) -> None:

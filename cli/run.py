@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .options import RunFlags, verb
+from .options import ConfigBuilder, RunFlags, verb
 
 if TYPE_CHECKING:
     from dreams_nas.pipeline.config import RunConfig
@@ -14,12 +14,12 @@ def register(app: typer.Typer) -> None:
     """Add the verb."""
 
     @verb(app, "dreams_nas.pipeline.config:RunConfig", config_argument=True)
-    def run(config: "RunConfig", flags: RunFlags) -> None:
+    def run(build: ConfigBuilder, flags: RunFlags) -> None:
         """Collect, profile, train, search, finetune, bench, export, report; resumes.
 
         Example: dreams-nas run my_run.yaml --out runs/first --set finetune.max_seconds=600
         """
-        run_and_print(config, flags)
+        run_and_print(build(), flags)
 
 
 def run_and_print(config: "RunConfig", flags: RunFlags) -> None:

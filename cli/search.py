@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .options import RunFlags, verb
+from .options import ConfigBuilder, RunFlags, verb
 
 if TYPE_CHECKING:
     from dreams_nas.pipeline.config import SearchVerbConfig
@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
     """Add the verb."""
 
     @verb(app, "dreams_nas.pipeline.config:SearchVerbConfig")
-    def search(config: "SearchVerbConfig", flags: RunFlags) -> None:
+    def search(build: ConfigBuilder, flags: RunFlags) -> None:
         """Price every draft by replay and table, decode the finalists, name a winner; resumes.
 
         Example: dreams-nas search --set supernet=supernet --set table=table.json --out search
@@ -23,6 +23,7 @@ def register(app: typer.Typer) -> None:
         from dreams_nas.core.console import print_json_line
         from dreams_nas.pipeline.verbs import search_verb
 
+        config: SearchVerbConfig = build()
         result = search_verb(config, quiet=flags.quiet, force=flags.force)
         _print_summary(result)
         winner = result.winner

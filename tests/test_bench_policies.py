@@ -178,6 +178,15 @@ def test_policies_that_lack_something_are_refused(policies: list[Any], said: str
         policy_arms(winner, policies, None, 30)
 
 
+def test_a_policy_that_is_the_winners_own_tree_is_no_further_arm(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    winner = Arm("winner", build_draft(build_loud_target("llava"), ARCH), StaticTree.chain(3))
+    arms = policy_arms(winner, ["chain", "dynamic"], None, 30)
+    assert [arm.name for arm in arms] == ["winner_dynamic"]
+    assert "policy 'chain' is the winner's own tree" in capsys.readouterr().err
+
+
 def test_an_arm_of_transformers_is_timed_but_is_no_plain_arm() -> None:
     target = build_loud_target("llama")
     arms = [Arm("generate", reference="generate")]
@@ -196,7 +205,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     loud.model.save_pretrained(folder / "target")
     build_tokenizer().save_pretrained(folder / "target")
     target = load_target(folder / "target", "cpu", threads=1)
-    for name, tree in (("draft", "chain"), ("raw", "chain"), ("silent", None)):
+    for name, tree in (("draft", "bushy"), ("raw", "chain"), ("silent", None)):
         policy = StaticTree() if tree is None else TREES[tree]
         with_policy(build_draft(target, ARCH), policy).save(folder / name)
     lines = [
@@ -254,7 +263,8 @@ def test_bench_times_every_policy_and_reference_it_is_told(
     ("arguments", "said"),
     [
         (["bench", "--policy", "adaptive", "--reference", "none"], "give --table FILE"),
-        (["bench", "--policy", "best"], "policies"),
+        (["bench", "--policy", "best"], "--policy: policies"),
+        (["bench", "--set", "drafts.mine=x"], "--draft and --set drafts.mine=... are both given"),
         (["bench", "--reference", "none", "--reference", "generate"], "leave one out"),
         (["bench", "--out", "PLACE/data.jsonl"], "is a file"),
         (["bench", "--out", "PLACE/data.jsonl/bench"], "is a file, not a folder"),

@@ -188,6 +188,11 @@ def test_bench_ends_with_a_line_and_leaves_a_folder_that_export_reads(
     saved = json.loads((tmp_path / "bench" / "bench.json").read_text())
     assert saved["summary"]["arms"].keys() == line["arms"].keys()
     assert set(saved["provenance"]["inputs"]) == {"winner", "eagle3"}
+    again = (*BENCH, "--draft", "PLACE/draft", *SMALL, "--out", out_dir)
+    code, _, err = call(capsys, "bench", place, *again)
+    assert (code, json.loads((tmp_path / "bench" / "bench.json").read_text())) == (2, saved)
+    assert "--force" in err
+    assert call(capsys, "bench", place, *again, "--force")[0] == 0
     code, out, _ = call(
         capsys,
         "export",

@@ -14,7 +14,7 @@ import typer
 from dreams_nas import __version__
 from dreams_nas.cli.app import VERBS, build_app, main
 from dreams_nas.cli.errors import run_guarded
-from dreams_nas.cli.options import RunFlags, config_from_flags, verb
+from dreams_nas.cli.options import ConfigBuilder, RunFlags, config_from_flags, verb
 from dreams_nas.core.config import Config
 from dreams_nas.core.errors import RunError, UserError
 
@@ -43,12 +43,12 @@ def example_app(seen: list[tuple[Example, RunFlags, int]], **options: bool) -> t
 
     @verb(app, f"{__name__}:Example", keys={"dtype": "inner.dtype"}, **options)
     def example(
-        config: Example,
+        build: ConfigBuilder,
         flags: RunFlags,
         prompts: Annotated[int, typer.Option(help="How many.")] = 3,
     ) -> None:
         """Do an example."""
-        seen.append((config, flags, prompts))
+        seen.append((build(), flags, prompts))
 
     return app
 
@@ -128,6 +128,13 @@ def test_a_config_may_be_an_argument(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert seen[0][0].seed == 1
     assert call(app, str(file), "--config", str(file)) == 2
     assert "leave one out" in capsys.readouterr().err
+
+
+def test_a_verb_that_replaces_nothing_has_no_force(capsys: pytest.CaptureFixture[str]) -> None:
+    app = example_app([], replaces=False)
+    assert call(app, "--force") == 2
+    assert call(app, "--help") == 0
+    assert "--force" not in capsys.readouterr().out
 
 
 def test_help_of_a_verb_shows_shared_flags_and_config_keys(

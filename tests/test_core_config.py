@@ -149,7 +149,14 @@ def test_every_wrong_key_is_reported_at_once_with_its_own_origin(tmp_path: Path)
     assert len(lines) == 3
     assert lines[0].startswith(str(tmp_path / "run.yaml: seed = x"))
     assert lines[1].startswith("--set optimizer.steps=y: optimizer.steps = y")
-    assert lines[2].startswith("flag dtype=z: dtype = z")
+    assert lines[2].startswith("--dtype: dtype = z")
+
+
+def test_a_file_of_wrong_values_is_no_wall_of_text(tmp_path: Path) -> None:
+    depths = ", ".join("x" for _ in range(500))
+    lines = message(tmp_path, f"depths: [{depths}]\n").splitlines()
+    assert len(lines) == 21
+    assert lines[-1].endswith("run.yaml: and 480 more")
 
 
 def test_a_broken_override_is_explained() -> None:

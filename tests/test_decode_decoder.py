@@ -229,6 +229,21 @@ def test_what_changes_nothing_is_said(place: Path, capsys: pytest.CaptureFixture
     assert "--policy is not used without --draft" in err
 
 
+def test_a_file_and_the_flags_are_one_config(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rules about several keys are kept by the whole, not by the file alone."""
+    flags = [a.replace("PLACE", str(place)) for a in ADAPTIVE]
+    file = tmp_path / "generate.yaml"
+    file.write_text(f"draft: {place}/draft\npolicy: adaptive\n")
+    more = flags[flags.index("adaptive") + 1 :]
+    code, text, _ = call(capsys, place, "--config", str(file), *more)
+    assert (code, text) == (0, call(capsys, place)[1])
+    code, _, err = call(capsys, place, "--set", "prompt=Hello")
+    assert code == 2
+    assert "--prompt and --set prompt=... are both given" in err
+
+
 @pytest.mark.parametrize("policy", ["chain", "dynamic", "adaptive"])
 def test_policies_draft_other_trees_for_the_same_answer(
     policy: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -280,7 +295,7 @@ def test_sampling_flags_change_the_answer(place: Path, capsys: pytest.CaptureFix
         (("--top-p", "0"), "--top-p"),
         (("--top-p", "1.2"), "--top-p"),
         (("--acceptance", "best"), "--acceptance"),
-        (("--stop", ""), "stop_strings"),
+        (("--stop", ""), "--stop: stop_strings"),
         (("--trace", "PLACE"), "is a folder"),
         (("--trace", "PLACE/chart.png/trace.json"), "is a file, not a folder"),
         (("--chain", "100000", "--draft", "PLACE/draft"), "--chain"),

@@ -218,7 +218,7 @@ def test_perfect_draft_has_no_loss_and_hits_everything(problem: Problem) -> None
 
 def test_named_recipes_differ_as_published() -> None:
     searched, eagle, eagle3 = (NAMED_RECIPES[n] for n in ("searched", "eagle", "eagle3"))
-    assert searched.level_weights == (1.0, 1.0, 1.0, 1.0)
+    assert searched.level_weights == (1.0,) * 7
     assert searched.feature_weight == eagle3.feature_weight == 0
     assert eagle.feature_weight > 0
     assert eagle.num_unroll_levels == 1

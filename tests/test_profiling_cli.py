@@ -53,7 +53,7 @@ def test_it_writes_a_table_and_ends_with_one_json_line(arguments, tmp_path, caps
     [
         (["--set", "mode=compiled"], "only eager passes can be measured"),
         (["--space", "dem"], "did you mean 'demo'?"),
-        (["--max-kv", "0"], "--max-kv 0: max_kv = 0"),
+        (["--max-kv", "0"], "--max-kv: max_kv = 0"),
         (["--max-kv", "600"], "more than the target's 512 positions"),
     ],
 )

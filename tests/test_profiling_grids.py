@@ -26,9 +26,9 @@ def test_the_demo_space_asks_for_its_own_sizes_alone(demo):
     assert grids.taps == (1, 3)
     assert grids.depths == (1, 2)
     assert grids.verify_rows == (*range(2, 18), 33)
-    assert grids.chain_rows == (2, 3, 4, 5, 6, 7)
-    assert grids.sync_rows == (1, 2, 4, 7)
-    assert grids.chain_host_rows == (2, 4, 7)
+    assert grids.chain_rows == (2, 3, 4, 5, 6, 7, 8, 9)
+    assert grids.sync_rows == (1, 2, 4, 7, 9)
+    assert grids.chain_host_rows == (2, 4, 9)
     assert grids.host_rows == (2, 4, 9, 17, 33)
     assert grids.rest_rows == (1, 4, 16, 31)
     assert grids.step_rows[-1] == 31

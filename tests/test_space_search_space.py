@@ -42,11 +42,11 @@ def test_every_shipped_space_loads_and_fits_the_embedded_target(name: str) -> No
         assert all(engine in serving_engines(arch, DIMS, tree) for arch in archs)
 
 
-def test_demo_space_is_the_one_of_the_design() -> None:
+def test_demo_space_varies_what_it_says() -> None:
     space = load_search_space("demo")
     assert space.tap == ("last", "three")
     assert space.vocab == (0.125, 0.25, 0.5, 1.0)
-    assert space.policy == PolicySpace(kind="static_tree", levels=(0, 6), nodes=(1, 32))
+    assert space.policy == PolicySpace(kind="static_tree", levels=(0, 8), nodes=(1, 32))
     assert space.size == 2**5 * 4
     assert space.contains(NAMED_ARCHS["eagle3"])
     assert len({arch.body_key for arch in space.enumerate(DIMS)}) == 32

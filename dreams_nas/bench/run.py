@@ -27,7 +27,7 @@ from dreams_nas.targets.deployment import target_deployment
 from dreams_nas.targets.loading import load_placed
 
 
-def bench(config: BenchConfig, quiet: bool = False) -> BenchReport:
+def bench(config: BenchConfig, quiet: bool = False, force: bool = False) -> BenchReport:
     """Compare drafts with plain decoding on one target.
 
     What can be checked without the target is checked before it is loaded.
@@ -35,10 +35,11 @@ def bench(config: BenchConfig, quiet: bool = False) -> BenchReport:
     Args:
         config: What to compare, on what, where.
         quiet: No progress.
+        force: Replace an earlier bench in the same place.
 
     Raises:
-        UserError: A missing or foreign draft, target, table or data set, no prompts, or prompts
-            that do not fit.
+        UserError: A missing or foreign draft, target, table or data set, no prompts, prompts that
+            do not fit, or an earlier bench in the way.
     """
     if not config.drafts:
         raise UserError(
@@ -49,6 +50,11 @@ def bench(config: BenchConfig, quiet: bool = False) -> BenchReport:
     if config.out is not None:
         require_own_folder(Path(config.out), BENCH_FILES)
         require_writable(Path(config.out) / BENCH_FILES[0])
+        if not force and (Path(config.out) / BENCH_FILES[0]).exists():
+            raise UserError(
+                f"{config.out}: a bench is there already; pass --force to replace it, or another "
+                "--out"
+            )
     table = None if config.table is None else load_table(config.table)
     _require_policies(config, table)
     seed = derive_seed(config.seed, "data-test")  # as a run does

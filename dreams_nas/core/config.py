@@ -73,6 +73,8 @@ class Config(BaseModel):
 
 
 C = TypeVar("C", bound=Config)
+_MOST_FINDINGS = 20
+"""Lines of an error; a table of a thousand wrong numbers is one mistake."""
 
 
 class ConfigField(NamedTuple):
@@ -91,6 +93,7 @@ def load_config(
     path: Path | str | None = None,
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> C:
     """Build a config from defaults, a YAML file and flags, later ones winning.
 
@@ -99,6 +102,7 @@ def load_config(
         path: YAML file, or None for the defaults alone.
         overrides: What `--set` was given: "key=value" with dotted keys, the value as YAML.
         flags: Values of named flags by dotted key, already typed; None values are "not given".
+        names: Name of a flag by dotted key, where it is not the key.
 
     Raises:
         UserError: names key, value, rule, origin and, for unknown keys, the nearest one.
@@ -112,7 +116,9 @@ def load_config(
             raise UserError(f"{path}: should hold 'key: value' lines, not {_shown(loaded)}")
         data = loaded or {}
     given = [(*_split_override(text), f"--set {text}") for text in overrides]
-    given += [(k, v, f"flag {k}={v}") for k, v in (flags or {}).items() if v is not None]
+    for key, value in (flags or {}).items():
+        if value is not None:
+            given.append((key, value, f"--{(names or {}).get(key, key).replace('_', '-')}"))
     for key, value, origin in given:
         _set_dotted(data, key, value)
         origins[key] = origin
@@ -137,19 +143,6 @@ def build_config(
         return cls.model_validate(data)
     except ValidationError as error:
         raise validation_error(error, cls, data, where, origins) from error
-
-
-def with_given(config: C, **values: Any) -> C:
-    """A copy with the values that were given (not None), checked like a config file's.
-
-    Raises:
-        UserError: A value breaks a rule of its field.
-    """
-    given = {key: value for key, value in values.items() if value is not None}
-    data = {**config.model_dump(mode="json"), **given}
-    return build_config(
-        type(config), data, "the command line", {k: f"--{k.replace('_', '-')}" for k in given}
-    )
 
 
 def save_config(config: Config, path: Path | str) -> None:
@@ -195,8 +188,11 @@ def validation_error(
     origins: Mapping[str, str] | None = None,
 ) -> UserError:
     """Say all that pydantic found wrong in our words, one line per finding."""
-    lines = []
+    lines: list[str] = []
     for detail in error.errors(include_url=False):
+        if len(lines) == _MOST_FINDINGS:
+            lines.append(f"{where}: and {error.error_count() - len(lines)} more")
+            break
         path = _data_path(data, detail["loc"])
         key = ".".join(str(part) for part in path)
         origin = next(
