@@ -1,5 +1,8 @@
 """Every family: a pass over a tree equals the model's own forward over each path, in fp64."""
 
+import os
+from typing import Any
+
 import pytest
 import torch
 from target_models import (
@@ -50,6 +53,30 @@ def verify_tree(target, cache, tree: Tree, depths=None, mask=None) -> VerifyOutp
         cache,
         target_layer_ids=LAYERS,
     )
+
+
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_a_verification_shares_key_value_heads_instead_of_repeating_them(
+    num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = build_target("llama", num_layers=2, dtype=torch.float32)
+    cache = prefilled(target, build_prompt(target))
+    hidden = torch.finfo(torch.float32).min
+    mask_QQ = None if num_rows == 1 else torch.full((num_rows, num_rows), hidden).triu_(1)
+    rows = (torch.arange(5, 5 + num_rows), torch.arange(num_rows), mask_QQ)
+    arguments = target.verify_arguments(*rows, cache)
+    with torch.inference_mode():
+        repeated_QV = target.model.lm_head(target.decoder(**arguments).last_hidden_state)[0]
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("keys and values were repeated")
+
+    for name in ("repeat_kv", "pack_gqa"):
+        monkeypatch.setattr(f"transformers.integrations.sdpa_attention.{name}", refuse)
+    assert torch.allclose(target.verify(*rows, cache).logits_QV, repeated_QV, atol=1e-5)
+    assert "TRANSFORMERS_SDPA_FORCE_GQA" not in os.environ
+    with pytest.raises(AssertionError, match="repeated"):
+        target.decoder(**arguments)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from dreams_nas.bench.statistics import Quantiles, quantiles
 from dreams_nas.decode.plan import TreePlan
+from dreams_nas.targets.grouped import grouped_queries
 from dreams_nas.targets.huggingface import HuggingFaceTarget
 from dreams_nas.targets.protocol import TargetInputs
 
@@ -45,7 +46,8 @@ def verify_over_forward(
         target.verify(tokens_Q, plan.depths_Q, plan.mask_QQ, cache, target_layer_ids=taps)
 
     def forward() -> None:
-        F.linear(target.decoder(**arguments).last_hidden_state, head_VD)
+        with grouped_queries(target.device):
+            F.linear(target.decoder(**arguments).last_hidden_state, head_VD)
 
     def seconds(run: Callable[[], None]) -> float:
         _synchronise(target.device)

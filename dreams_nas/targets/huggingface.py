@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from dreams_nas.core.errors import UserError
 from dreams_nas.targets.cache import PreallocatedCache
 from dreams_nas.targets.capture import capture_embeddings, capture_importance, capture_layers
+from dreams_nas.targets.grouped import grouped_queries
 from dreams_nas.targets.prompts import build_inputs, prepare_model_inputs
 from dreams_nas.targets.protocol import (
     PrefillOutput,
@@ -207,7 +208,7 @@ class HuggingFaceTarget:
         """Run rows after the committed ones, without waiting for the device; see `Target`."""
         assert isinstance(cache, PreallocatedCache)
         mask = self._attention_mask(mask_QQ, depths_Q, cache)
-        with self.capture_layers(target_layer_ids) as states:
+        with grouped_queries(self.device), self.capture_layers(target_layer_ids) as states:
             return self.run_rows(tokens_Q, depths_Q, mask, cache, target_layer_ids, states)
 
     def run_rows(
@@ -332,8 +333,8 @@ class HuggingFaceTarget:
         One masked attention over everything, not an unmasked one over the prefix merged with a
         masked one over the tree. Measured (ms a layer, masked against split, two CPU cores, 6 and
         60 rows): 8 heads of 24 over 232 rows 0.028 against 0.069 and 0.14 against 0.32; 32 heads of
-        128 over 2,900 rows 5.05 against 5.06 and 19.5 against 20.6, with 8 key/value heads 27.6
-        against 28.0 and 42.4 against 43.3. `bench.device_check` measures it on a GPU.
+        128 over 2,900 rows 5.05 against 5.06 and 19.5 against 20.6. `bench.device_check` measures
+        it on a GPU.
         """
         if mask_QQ is None:
             assert len(depths_Q) == 1, "several rows need a mask"
