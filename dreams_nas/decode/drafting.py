@@ -274,4 +274,4 @@ class DraftSession:
 
     def _target_ids(self, ids: Tensor) -> Tensor:
         """Head rows to target ids."""
-        return ids if self._draft.vocab_ids_W is None else self._draft.vocab_ids_W[ids]
+        return ids if self._draft.vocab_ids_W is None else self._draft.vocab_ids_W.take(ids)
