@@ -49,12 +49,12 @@ def test_no_path_of_the_machine_gets_into_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home" / "someone"
-    (home / "work").mkdir(parents=True)
-    monkeypatch.chdir(home / "work")
+    (home / "project").mkdir(parents=True)
+    monkeypatch.chdir(home / "project")
     argv = [
         str(home / ".venv/bin/dreams-nas"),
         "collect",
-        f"--out={home}/work/runs/1",
+        f"--out={home}/project/runs/1",
         "--set",
         f"data={home}/secret/chats.json",
         "~/models/big",
