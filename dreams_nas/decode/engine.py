@@ -22,6 +22,7 @@ from dreams_nas.decode.dynamic import DynamicPlan
 from dreams_nas.decode.generation import effective_settings
 from dreams_nas.decode.parts import Parts
 from dreams_nas.decode.plan import TreePlan, build_tree_plan
+from dreams_nas.decode.policies import Policy
 from dreams_nas.decode.rounds import Adaptive, Grown, Plain, Rounds, SampledChain, Speculative
 from dreams_nas.decode.settings import GREEDY, GenerationSettings
 from dreams_nas.decode.stopping import StopStrings, cut_at_stop
@@ -133,9 +134,7 @@ def require_decodable(
     return length
 
 
-def require_chain(
-    settings: GenerationSettings, policy: StaticTree | DynamicPlan | AdaptivePlan
-) -> None:
+def require_chain(settings: GenerationSettings, policy: Policy) -> None:
     """Refuse drawn drafts along anything but a chain.
 
     Raises:

@@ -6,8 +6,9 @@ knows nothing about it, and the same kernels with the same addresses run in ever
 attention over rows that are masked out; it pays where launching kernels is what takes the time.
 
 Eager passes stay the default. Measured on two CPU cores, the embedded target, 6 rows over 300 (ms):
-verification eager 2.54, of fixed shape 2.63, compiled by inductor 1.79; a draft step of fixed shape
-0.157, compiled 0.117. Compiling those two took 25 s, and each further number of rows takes as long.
+verification eager 2.54 (key/value heads were repeated then), of fixed shape 2.63, compiled by
+inductor 1.79; a draft step of fixed shape 0.157, compiled 0.117. Compiling those two took 25 s, and
+each further number of rows takes as long.
 
 Shapes: S capacity, Q verified rows, W rows of a draft step, A rows to commit, R self-fed rows of a
 round, D hidden, F tapped features.
@@ -208,8 +209,7 @@ class StaticSession(DraftSession):
     def _step(self, tokens_W: Tensor, states_WD: Tensor, mask_WR: Tensor | None) -> Tensor:
         num_rows, num_fed = len(tokens_W), self._cache.num_self_fed
         if mask_WR is None:
-            seen_WR = torch.ones(num_rows, num_fed, dtype=torch.bool, device=states_WD.device)
-            mask_WR = additive_mask(seen_WR, states_WD.dtype)
+            mask_WR = states_WD.new_zeros(num_rows, num_fed)
         elif mask_WR.dtype == torch.bool:
             mask_WR = additive_mask(mask_WR, states_WD.dtype)
         arguments = (tokens_W, states_WD, mask_WR)
